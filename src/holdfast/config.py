@@ -1,0 +1,91 @@
+"""Settings: name, default, one sentence each; and how people write sizes and durations."""
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import InvalidSetting
+from holdfast.model import MemoryCap
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.IGNORECASE)
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+MIN_MEMORY_BYTES = 64 << 20
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one session may use. Every limit has a clear error of its own."""
+
+    memory_bytes: int = 1 << 30
+    """Hard cap of the session's memory: heap, page tables, /dev/shm."""
+    timeout_s: float = 60.0
+    """Deadline of a run that names none itself."""
+    cpus: float = 2.0
+    """Processor time, in cores."""
+    processes: int = 256
+    """Processes and threads at once."""
+    open_files: int = 4096
+    """Open files per process."""
+    disk_bytes: int = 10 << 30
+    """What /mnt/data, /tmp and $HOME may hold together, and the largest size of one file."""
+    disk_files: int = 200_000
+    """Files and directories in /mnt/data, /tmp and $HOME together."""
+    output_bytes: int = 1 << 20
+    """How much of stdout, and of stderr, a result carries; past it the middle is left out."""
+    log_bytes: int = 64 << 20
+    """How much of a run's output is kept on disk; a run that prints more is stopped (`output_limit`)."""
+    display_bytes: int = 64 << 20
+    """Rich output of one run, in bytes."""
+    displays: int = 1000
+    """Rich outputs of one run."""
+    code_bytes: int = 8 << 20
+    """The largest cell."""
+    interrupt_grace_s: float = 2.0
+    """How long an interrupted cell has to end before its kernel is killed."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a home is opened."""
+
+    home: Path
+    """Where sessions, environments and logs live."""
+    memory_cap: MemoryCap = "cgroup"
+    """`watchdog` samples and kills instead of a hard cap, for machines that offer no cgroup."""
+
+
+def default_home() -> Path:
+    """`$HOLDFAST_HOME`, or `holdfast` in the user's data directory."""
+    if named := os.environ.get("HOLDFAST_HOME"):
+        return Path(named).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser().absolute() / "holdfast"
+
+
+def parse_bytes(value: int | str, *, name: str) -> int:
+    """
+    >>> parse_bytes("512M", name="memory")
+    536870912
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or float(match[1]) == 0:
+        raise InvalidSetting(f"{name}={value!r} is not a size", hint='write bytes, or "512M", "2G"')
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def parse_seconds(value: float | str, *, name: str) -> float:
+    """
+    >>> parse_seconds("20m", name="timeout")
+    1200.0
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or float(match[1]) == 0:
+        raise InvalidSetting(f"{name}={value!r} is not a duration", hint='write seconds, or "90s", "20m"')
+    return float(match[1]) * _DURATION_UNITS[(match[2] or "").lower()]

@@ -1,0 +1,110 @@
+"""The process's engine: a thread with an event loop, and the homes that this process has open.
+
+It starts with the first session and ends with the process. Sessions come and go within it, so that only the first
+one of a process waits for a zygote to warm up.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from holdfast.config import Settings
+from holdfast.errors import InvalidSetting
+from holdfast.service import Service, open_service
+
+T = TypeVar("T")
+Verb = Callable[[], Coroutine[Any, Any, T]]
+
+
+class _Engine:
+    def __init__(self) -> None:
+        self._context: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self.portal = self._context.__enter__()
+        self._opening: anyio.Lock = self.portal.call(anyio.Lock)
+        self._services: dict[Path, tuple[Settings, Service]] = {}
+
+    async def service(self, settings: Settings) -> Service:
+        async with self._opening:
+            if settings.home not in self._services:
+                self._services[settings.home] = settings, await open_service(settings)
+            known, service = self._services[settings.home]
+        if known != settings:
+            raise InvalidSetting(
+                f"this process has {settings.home} open with memory_cap={known.memory_cap!r}",
+                hint="use one memory_cap per home, or another home=",
+            )
+        return service
+
+    def close(self) -> None:
+        self.portal.call(self._close_services)
+        self._context.__exit__(None, None, None)
+
+    async def _close_services(self) -> None:
+        while self._services:
+            _, (_, service) = self._services.popitem()
+            await service.close()
+
+
+_engine: _Engine | None = None
+_starting = threading.Lock()
+
+
+def start(verb: Verb[T]) -> "Future[T]":
+    """Have the engine carry out a verb; cancelling the future cancels it."""
+    return _running().portal.start_task_soon(verb)
+
+
+def wait(verb: Verb[T]) -> T:
+    """The same, and wait for it."""
+    return start(verb).result()
+
+
+async def run(verb: Verb[T]) -> T:
+    """The same, without blocking the caller's event loop."""
+    return await asyncio.wrap_future(start(verb))
+
+
+def call(function: Callable[[], T]) -> T:
+    """Call a function in the engine's thread."""
+    return _running().portal.call(function)
+
+
+async def service(settings: Settings) -> Service:
+    """The service of a home; to be awaited inside the engine."""
+    return await _running().service(settings)
+
+
+def shut_down() -> None:
+    """Close every home of this process. Happens by itself when the process ends."""
+    global _engine
+    with _starting:
+        engine, _engine = _engine, None
+    if engine is not None:
+        engine.close()
+
+
+def _running() -> _Engine:
+    global _engine
+    with _starting:
+        if _engine is None:
+            _engine = _Engine()
+        return _engine
+
+
+def _forget() -> None:
+    """A forked child has no engine: the thread stayed behind."""
+    global _engine, _starting
+    _engine, _starting = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(shut_down)

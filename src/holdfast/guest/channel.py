@@ -1,0 +1,59 @@
+"""The kernel's end of the control socket."""
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import msgspec
+
+from holdfast.kernel import wire
+
+MAX_MESSAGE_BYTES = 32 << 20
+"""The host takes no larger message; what is larger is left out here, with a word about it."""
+
+_decoder: "msgspec.msgpack.Decoder[wire.HostRequest]" = msgspec.msgpack.Decoder(wire.HostRequest)
+
+
+class Channel:
+    """Sends and receives whole messages, from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._assembler = wire.Assembler(max_bytes=1 << 30)  # the host is trusted
+
+    def send(self, message: wire.Message) -> None:
+        with self._lock, _interrupts_deferred():
+            for packet in wire.packets(message):
+                self._sock.send(packet)
+
+    def receive(self) -> wire.HostRequest | None:
+        """The next request; None when the host has hung up."""
+        while packet := self._sock.recv(wire.PACKET_BYTES + 1):
+            body = self._assembler.feed(packet)
+            if body is not None:
+                return _decoder.decode(body)
+        return None
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """A KeyboardInterrupt between two packets would tear a message; let it wait until the last is out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        pending.append(number)
+
+    handler = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pending and handler is signal.default_int_handler:
+            raise KeyboardInterrupt

@@ -1,0 +1,125 @@
+"""The kernel's main loop: one request after the other, for ever."""
+
+import builtins
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from holdfast.guest import namespace
+from holdfast.guest.channel import Channel
+from holdfast.guest.display import text
+from holdfast.guest.shell import GuestShell, refuse_input
+from holdfast.kernel import wire
+from holdfast.sandbox import linux
+
+_MAX_THREADS_NAMED = 100
+
+
+class Guest:
+    """Guards what must outlive whatever a cell does to its process: the channel and the standard streams."""
+
+    def __init__(self, control: socket.socket, shell: GuestShell) -> None:
+        self._channel = Channel(control)
+        self._shell = shell
+        self._streams = {fd: os.dup(fd) for fd in (0, 1, 2)}
+        shell.sink = self._channel
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._channel.send(wire.Ready(pid=os.getpid()))
+        while (request := self._channel.receive()) is not None:
+            self._channel.send(self._answer(request))
+
+    def _answer(self, request: wire.HostRequest) -> wire.Message:
+        match request:
+            case wire.Execute():
+                return self._execute(request)
+            case wire.Shell():
+                return self._run_command(request.command)
+            case wire.Complete():
+                return self._shell.complete_at(request.code, request.cursor)
+            case wire.Inspect():
+                return self._shell.inspect_at(request.code, request.cursor, request.detail)
+            case wire.ListNames():
+                return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden))
+            case wire.Answer():
+                raise RuntimeError("an answer that nobody asked for")
+
+    def _execute(self, request: wire.Execute) -> wire.Finished:
+        with self._input_from(self._ask if request.stdin else refuse_input):
+            raised = self._interruptible(lambda: self._shell.execute(request.code))
+        self._restore_streams()
+        if raised is not None:
+            self._channel.send(raised)
+        return wire.Finished(count=self._shell.execution_count - 1, threads=_living_threads())
+
+    def _interruptible(self, body: Callable[[], wire.Raised | None]) -> wire.Raised | None:
+        """SIGINT is an exception while the body runs and nothing at all before and after."""
+        try:
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                return body()
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return wire.Raised(
+                name="KeyboardInterrupt", message="", traceback="KeyboardInterrupt", kind="exception"
+            )
+
+    def _run_command(self, command: str) -> wire.Finished:
+        process: list[subprocess.Popen[bytes]] = []
+
+        def body() -> None:
+            # A session of its own, so that an interrupt ends the whole pipeline and not just the shell.
+            process.append(subprocess.Popen(["/bin/bash", "-c", command], start_new_session=True))
+            process[0].wait()
+
+        raised = self._interruptible(body)  # type: ignore[arg-type]
+        if raised is not None:
+            self._channel.send(raised)
+            if process and process[0].poll() is None:
+                os.killpg(process[0].pid, signal.SIGKILL)
+                process[0].wait()
+        code = process[0].returncode if process else None
+        # As a shell would say it: death by signal n is 128 + n.
+        return wire.Finished(exit_code=128 - code if code is not None and code < 0 else code)
+
+    def _ask(self, prompt: object = "", *, password: bool = False) -> str:
+        self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))
+        answer = self._channel.receive()
+        if not isinstance(answer, wire.Answer):
+            raise EOFError("no answer came")
+        return answer.text
+
+    @contextmanager
+    def _input_from(self, source: Callable[..., str]) -> Iterator[None]:
+        """`input` is looked up as a builtin, so it is set anew for each cell, whatever the last one did to it."""
+        builtins.input = source
+        getpass.getpass = source
+        yield
+
+    def _restore_streams(self) -> None:
+        """Flush all that was printed into the pipes, and mend what the cell may have closed or pointed elsewhere."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:  # noqa: S110 (the cell may have put anything there; what it lost is its own)
+                pass
+        linux.flush_c_streams()
+        for fd, saved in self._streams.items():
+            try:
+                os.dup2(saved, fd)
+            except OSError:  # the cell closed our copies too; its next print will say so
+                pass
+
+
+def _living_threads() -> list[str]:
+    main = threading.main_thread()
+    return [text(t.name)[:200] for t in threading.enumerate() if t is not main][:_MAX_THREADS_NAMED]

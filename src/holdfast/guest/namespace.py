@@ -1,0 +1,52 @@
+"""What is alive in the namespace, and about how large it is."""
+
+import sys
+from typing import Any
+
+from holdfast.guest.display import text
+from holdfast.kernel import wire
+
+_MAX_NAMES = 10_000
+
+
+def describe(namespace: dict[str, Any], hidden: dict[str, Any]) -> dict[str, wire.Name]:
+    """The user's own names: not IPython's, not the private ones."""
+    own = (
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and not (name in hidden and hidden[name] is value)
+    )
+    return {
+        text(name): wire.Name(type=_type_name(namespace[name]), approx_bytes=approx_bytes(namespace[name]))
+        for _, name in zip(range(_MAX_NAMES), own, strict=False)
+    }
+
+
+def approx_bytes(value: Any) -> int:
+    """Arrays and frames say it themselves; for the rest, the object and one level of what it holds."""
+    try:
+        for attribute in ("nbytes", "memory_usage", "estimated_size"):
+            if (size := _own_account(value, attribute)) is not None:
+                return size
+        size = sys.getsizeof(value)
+        if isinstance(value, dict):
+            size += sum(sys.getsizeof(k) + sys.getsizeof(v) for k, v in list(value.items())[:100_000])
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            size += sum(sys.getsizeof(item) for item in list(value)[:100_000])
+    except Exception:  # a value's own code runs here and may do anything; its size is a courtesy
+        return 0
+    return int(size)
+
+
+def _own_account(value: Any, attribute: str) -> int | None:
+    if isinstance(value, type) or not hasattr(type(value), attribute):
+        return None
+    account = getattr(value, attribute)
+    account = account() if callable(account) else account
+    return int(account.sum() if hasattr(account, "sum") else account)
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return text(f"{module}{kind.__qualname__}")[:200]

@@ -1,0 +1,184 @@
+"""One request on one kernel, from its first byte to its end, whatever end that is.
+
+`conduct` is the only reader of a kernel while a run goes on. It ends in one of three ways: the kernel says
+`Finished`; the kernel dies; or we lose patience (deadline, interrupt, a limit), ask by SIGINT, and after a
+grace kill it.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from holdfast.config import Limits
+from holdfast.kernel import wire
+from holdfast.kernel.client import Died, Gone, Happening, Kernel, Printed
+from holdfast.kernel.output import RunOutput
+from holdfast.model import Display, Displayed, DisplaysCleared, Event, Output
+
+Emit = Callable[[Event], Awaitable[None]]
+Ask = Callable[[str, bool], Awaitable[str]]
+StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
+
+_TICK_S = 0.1
+_DEATH_REPORT_S = 0.5
+"""How long a kernel that fell silent has for its death to be reported."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """Why we end a run before it ends by itself."""
+
+    reason: StopReason
+    message: str
+    at_once: bool = False
+    """Kill without asking."""
+
+
+Guard = Callable[[], Awaitable[Stop | None]]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended. Without `finished` the kernel is lost."""
+
+    finished: wire.Finished | None
+    raised: wire.Raised | None
+    stop: Stop | None
+    died: Died | None
+    gone: str | None
+    duration_s: float
+
+
+class Shelf:
+    """The displays of one run, within bounds; an update replaces what it names."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._size = 0
+        self.displays: list[Display] = []
+        self.result: str | None = None
+        self.dropped = 0
+        self._clear_pending = False
+
+    def add(self, shown: wire.Shown) -> Display:
+        display = Display(data=shown.data.merged(), metadata=shown.metadata, display_id=shown.display_id)
+        if shown.kind == "result":
+            self.result = shown.data.text.get("text/plain")
+        if self._clear_pending:
+            self.clear()
+        if shown.update:
+            self.displays = [display if d.display_id == shown.display_id else d for d in self.displays]
+            return display
+        self._size += shown.data.size()
+        if len(self.displays) >= self._limits.displays or self._size > self._limits.display_bytes:
+            self.dropped += 1
+        else:
+            self.displays.append(display)
+        return display
+
+    def clear(self, *, wait: bool = False) -> None:
+        self._clear_pending = wait
+        if not wait:
+            self.displays, self._size = [], 0
+
+
+class Conduct:
+    """One request under way. `stop` may be called by others while `run` waits."""
+
+    def __init__(
+        self, kernel: Kernel, output: RunOutput, limits: Limits, *, emit: Emit | None, ask: Ask | None
+    ) -> None:
+        self.output = output
+        self.shelf = Shelf(limits)
+        self._kernel = kernel
+        self._limits = limits
+        self._emit = emit
+        self._ask = ask
+        self._stop: Stop | None = None
+        self._kill_at = float("inf")
+        self._give_up_at = float("inf")
+        self._killed = False
+        self._finished: wire.Finished | None = None
+        self._raised: wire.Raised | None = None
+        self._died: Died | None = None
+        self._gone: str | None = None
+
+    def stop(self, stop: Stop) -> None:
+        """Ask the kernel to end the cell; `run` sees to it that it ends."""
+        if self._stop is not None:
+            return
+        self._stop = stop
+        self._kill_at = time.monotonic() + (0 if stop.at_once else self._limits.interrupt_grace_s)
+        if not stop.at_once:
+            self._kernel.interrupt()
+
+    async def run(self, request: wire.Message, *, timeout_s: float, guards: list[Guard]) -> Outcome:
+        started = time.monotonic()
+        deadline = started + timeout_s
+        await self._kernel.send(request)
+        while not self._is_over():
+            now = time.monotonic()
+            if now >= deadline:
+                self.stop(Stop(reason="timeout", message=f"the run was not done after {timeout_s:g} s"))
+            if now >= self._kill_at and not self._killed:
+                self._kill(now)
+            for event in await self._kernel.wait(min(_TICK_S, max(0.0, deadline - now))):
+                await self._take(event)
+            await self._check(guards, started)
+        for event in self._kernel.read_pipes():
+            await self._take(event)
+        return Outcome(
+            finished=self._finished, raised=self._raised, stop=self._stop, died=self._died, gone=self._gone,
+            duration_s=time.monotonic() - started,
+        )  # fmt: skip
+
+    def _is_over(self) -> bool:
+        return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
+
+    def _kill(self, now: float) -> None:
+        self._killed = True
+        self._give_up_at = now + _DEATH_REPORT_S
+        self._kernel.kill()
+
+    async def _check(self, guards: list[Guard], started: float) -> None:
+        if self.output.over_limit:
+            limit = self._limits.log_bytes
+            self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
+        if time.monotonic() - started < _TICK_S:
+            return  # most cells are over before a limit can be in danger
+        for guard in guards:
+            if (stop := await guard()) is not None:
+                self.stop(stop)
+
+    async def _take(self, event: Happening) -> None:
+        match event:
+            case Printed():
+                text = self.output.add(event.stream, event.data)
+                if text and self._emit is not None:
+                    await self._emit(Output(stream=event.stream, text=text))
+            case wire.Shown():
+                display = self.shelf.add(event)
+                if self._emit is not None:
+                    await self._emit(Displayed(display=display, update=event.update))
+            case wire.Cleared():
+                self.shelf.clear(wait=event.wait)
+                if self._emit is not None:
+                    await self._emit(DisplaysCleared(wait=event.wait))
+            case wire.Raised():
+                self._raised = event
+            case wire.Finished():
+                self._finished = event
+            case Died():
+                self._died = event
+            case wire.Asked() if self._ask is not None:
+                await self._kernel.send(wire.Answer(text=await self._ask(event.prompt, event.password)))
+            case Gone():
+                self._lose(event.reason)
+            case _:
+                self._lose(f"it sent {type(event).__name__} where that has no place")
+
+    def _lose(self, reason: str) -> None:
+        """A kernel that cannot be talked to any more is given a moment to have its death reported, then killed."""
+        if self._gone is None:
+            self._gone = reason
+            self._kill_at = min(self._kill_at, time.monotonic() + _DEATH_REPORT_S)

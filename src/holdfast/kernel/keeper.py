@@ -1,0 +1,117 @@
+"""The keeper: pid 1 of the outer pid namespace, in which everything that Holdfast starts lives.
+
+It exists for one property: however the host dies, the keeper sees it and exits, and Linux then ends every
+process of the namespace and, with them, every mount. Nothing can be left running.
+
+It starts zygotes on request, reaps, and does nothing else. Started by `nodes.local` as
+`python -c … <control fd> <host pidfd>`.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+
+import msgspec
+
+from holdfast.kernel import wire
+from holdfast.sandbox import linux, mounts, namespaces
+
+_decoder = msgspec.msgpack.Decoder(wire.StartZygote)
+_ZYGOTE = f"import sys; sys.path.append({mounts.PACKAGE_ROOT!r}); from holdfast.kernel.zygote import main; main()"
+
+
+def main() -> None:
+    """Make the outer namespaces, then keep them from a child that is their pid 1."""
+    control, host = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    try:
+        namespaces.enter_outer(as_root=os.geteuid() == 0)
+    except OSError as error:
+        wire.send_with_fds(control, wire.Refused(reason=str(error)), [])
+        sys.exit(1)
+    if os.fork() == 0:
+        _keep(control, host)
+    os._exit(0)
+
+
+def _keep(control: socket.socket, host: int) -> None:
+    # In a group of its own: Ctrl-C in a terminal is the host's to handle, which then ends us in order.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wire.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(host, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll(1000)}
+        _reap()
+        if host in ready:
+            os._exit(0)
+        if control.fileno() in ready:
+            _answer(control)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _answer(control: socket.socket) -> None:
+    body, fds = wire.receive_with_fds(control)
+    if not body:
+        os._exit(0)
+    request = _decoder.decode(body)
+    pid = os.fork()
+    if pid == 0:
+        _become_zygote(request, fds)
+    for fd in fds:
+        os.close(fd)
+    wire.send_with_fds(control, wire.Forked(pid=pid), [])
+
+
+def _become_zygote(request: wire.StartZygote, fds: list[int]) -> None:
+    """Build the guests' root in a mount namespace of this process's own and start the zygote in it."""
+    control, log = fds
+    try:
+        linux.close_all_fds_except({control, log})
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        linux.unshare(linux.CLONE_NEWNS)
+        python = mounts.build_root(
+            root=request.root,
+            prefix=request.prefix,
+            base_prefix=request.base_prefix,
+            python=request.python,
+            package=request.package,
+            sessions=request.sessions,
+        )
+        os.set_inheritable(control, True)
+        os.execve(python, [python, "-B", "-u", "-c", _ZYGOTE, str(control)], _zygote_environment())
+    except BaseException:
+        # A process edge: whatever it was, the host reads it in the log and says so.
+        os.write(2, traceback.format_exc().encode())
+    os._exit(1)
+
+
+def _zygote_environment() -> dict[str, str]:
+    """What guests inherit: nothing of the host's environment."""
+    environment = {
+        "PATH": f"{mounts.ENV}/bin:{mounts.PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": mounts.HOME,
+        "USER": "user",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "GIT_PAGER": "cat",
+        "PAGER": "cat",
+    }
+    if os.path.isdir(mounts.LIBPYTHON):
+        environment["LD_LIBRARY_PATH"] = mounts.LIBPYTHON
+    return environment

@@ -1,0 +1,98 @@
+"""What a run prints, bounded twice: a result carries the head and the tail, a file on disk the whole up to a limit."""
+
+import codecs
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.model import StreamName
+
+
+class HeadAndTail:
+    """The first and the last bytes of a stream that may be endless."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._half = max(1, limit_bytes // 2)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.dropped_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        room = self._half - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room < len(data) else b""
+        if len(self._tail) > 2 * self._half:
+            self._trim()
+
+    def text(self) -> str:
+        self._trim()
+        head, tail = (bytes(part).decode(errors="replace") for part in (self._head, self._tail))
+        if not self.dropped_bytes:
+            return bytes(self._head + self._tail).decode(errors="replace")
+        return f"{head}\n… {self.dropped_bytes:,} bytes left out here; Session.output has them …\n{tail}"
+
+    def _trim(self) -> None:
+        if (excess := len(self._tail) - self._half) > 0:
+            self.dropped_bytes += excess
+            del self._tail[:excess]
+
+
+class RunOutput:
+    """stdout and stderr of one run."""
+
+    def __init__(self, log: Path, *, output_bytes: int, log_bytes: int) -> None:
+        self._kept = {name: HeadAndTail(output_bytes) for name in ("stdout", "stderr")}
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self._kept}
+        self._log_path = log
+        self._log_bytes = log_bytes
+        self._files: dict[str, BinaryIO] = {}
+        self._logged = 0
+        self.over_limit = False
+
+    def add(self, stream: StreamName, data: bytes) -> str:
+        """Keep it; returns the text to stream (a character cut in two comes with its second half)."""
+        self._kept[stream].add(data)
+        self._log(stream, data)
+        return self._decoders[stream].decode(data)
+
+    def text(self, stream: StreamName) -> str:
+        return self._kept[stream].text()
+
+    @property
+    def dropped_bytes(self) -> int:
+        return sum(kept.dropped_bytes for kept in self._kept.values())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _log(self, stream: str, data: bytes) -> None:
+        room = self._log_bytes - self._logged
+        self.over_limit = self.over_limit or len(data) > room
+        if room <= 0:
+            return
+        if stream not in self._files:
+            self._files[stream] = open(log_file(self._log_path, stream), "wb", buffering=0)  # noqa: SIM115
+        try:
+            self._files[stream].write(data[:room])
+        except OSError:
+            # The host's disk is full: the result still has head and tail, the log ends here.
+            self._log_bytes = self._logged
+            return
+        self._logged += min(room, len(data))
+
+
+def log_file(log: Path, stream: str) -> Path:
+    return log.with_name(f"{log.name}.{stream}")
+
+
+def forget_oldest_logs(directory: Path, *, keep_bytes: int) -> None:
+    """A session's logs are bounded as a whole, so that nothing a guest prints can fill the host's disk."""
+    files = sorted((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path) for entry in os.scandir(directory))
+    excess = sum(size for _, size, _ in files) - keep_bytes
+    for _, size, path in files:
+        if excess <= 0:
+            return
+        os.unlink(path)
+        excess -= size

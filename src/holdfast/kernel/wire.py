@@ -1,0 +1,268 @@
+"""What crosses the sockets, as tagged structs, and how it is framed.
+
+Three conversations, all over SOCK_SEQPACKET so that a dying writer cannot leave half a packet:
+
+    host ⇄ keeper     `StartZygote` → `Forked` | `Refused`
+    host ⇄ zygote     `ForkSession` → `Forked` | `Refused`
+    host ⇄ kernel     the requests below → any number of events, then one reply
+
+A message is msgpack, cut into packets of at most `PACKET_BYTES`. The first byte of each packet says whether
+more follow (1) or the message is complete (0). Whoever reads from a kernel gives `Assembler` a limit and treats
+everything that does not decode as an attack: see `ProtocolViolation`.
+"""
+
+import array
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+PACKET_BYTES = 60_000
+MAX_FDS = 16
+
+
+
+class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing in several forms, by MIME type. (A msgspec union cannot hold both str and bytes.)"""
+
+    text: dict[str, str] = {}
+    binary: dict[str, bytes] = {}
+
+    def merged(self) -> dict[str, str | bytes]:
+        return {**self.text, **self.binary}
+
+    def size(self) -> int:
+        return sum(len(value) for value in self.merged().values())
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Root of everything below; the tag on the wire is the class name."""
+
+
+# -- host → keeper, host → zygote ------------------------------------------------------------------------------
+
+
+class StartZygote(Message, frozen=True):
+    """Build the root that guests of one environment see, and start a zygote in it."""
+
+    python: str
+    """The base interpreter, as a host path."""
+    prefix: str
+    base_prefix: str
+    root: str
+    """An empty directory to build on, as a host path."""
+    sessions: str
+    """Directory that holds the sessions' subtrees, as a host path."""
+    package: str
+    """Directory of the `holdfast` package itself, as a host path."""
+
+
+class ForkSession(Message, frozen=True):
+    """Fork one confined kernel. Descriptors that travel along: control, reports, stdout, stderr, then cgroups."""
+
+    session: str
+    kernel_id: int
+    """User and group of the kernel, as the zygote's user namespace numbers them."""
+    init_id: int
+    """The same for pid 1; equal to `kernel_id` where only one id can be mapped."""
+    shm_bytes: int
+    file_bytes: int
+    open_files: int
+    processes: int | None
+    """RLIMIT_NPROC; None where a cgroup counts them."""
+
+
+class Forked(Message, frozen=True):
+    pid: int
+
+
+class Refused(Message, frozen=True):
+    reason: str
+
+
+# -- host → kernel ----------------------------------------------------------------------------------------------
+
+
+class Execute(Message, frozen=True):
+    code: str
+    stdin: bool = False
+
+
+class Shell(Message, frozen=True):
+    command: str
+
+
+class Complete(Message, frozen=True):
+    code: str
+    cursor: int
+
+
+class Inspect(Message, frozen=True):
+    code: str
+    cursor: int
+    detail: int = 0
+
+
+class ListNames(Message, frozen=True):
+    pass
+
+
+class Answer(Message, frozen=True):
+    """What the user typed after `Asked`."""
+
+    text: str
+
+
+# -- kernel → host: events --------------------------------------------------------------------------------------
+
+
+class Shown(Message, frozen=True):
+    """Something to display, or the value of the last expression."""
+
+    kind: Literal["display", "result"]
+    data: Mime
+    metadata: dict[str, Any] = {}
+    display_id: str | None = None
+    update: bool = False
+
+
+class Cleared(Message, frozen=True):
+    """`clear_output`: what was displayed so far is to be taken away."""
+
+    wait: bool = False
+
+
+class Asked(Message, frozen=True):
+    """`input()` where the face offers stdin."""
+
+    prompt: str
+    password: bool = False
+
+
+class Raised(Message, frozen=True):
+    """The exception that ended the cell."""
+
+    name: str
+    message: str
+    traceback: str
+    kind: Literal["exception", "syntax"]
+    line: int | None = None
+    """Line of the cell that was running."""
+
+
+# -- kernel → host: replies -------------------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True):
+    """The first message, sent before any user code ran."""
+
+    pid: int
+    """The kernel's pid as its own pid namespace numbers it: how pid 1 will report its death."""
+
+
+class Finished(Message, frozen=True):
+    """The last message of a cell or command: all it printed is already in the pipes."""
+
+    count: int = 0
+    exit_code: int | None = None
+    threads: list[str] = []
+
+
+class Completed(Message, frozen=True):
+    matches: list[str]
+    start: int
+    end: int
+
+
+class Inspected(Message, frozen=True):
+    data: Mime
+    """Empty when nothing is known of what stands at the cursor."""
+
+
+class Name(msgspec.Struct, frozen=True, kw_only=True):
+    """A live variable, as the kernel describes it."""
+
+    type: str
+    approx_bytes: int
+
+
+class Named(Message, frozen=True):
+    names: dict[str, Name]
+
+
+HostRequest = Execute | Shell | Complete | Inspect | ListNames | Answer
+KernelMessage = Shown | Cleared | Asked | Raised | Ready | Finished | Completed | Inspected | Named
+Supervision = Forked | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+T = TypeVar("T")
+
+
+class ProtocolViolation(Exception):
+    """The peer sent what nobody who follows the protocol sends."""
+
+
+def packets(message: Message) -> Iterator[bytes]:
+    """The packets that carry a message."""
+    body = _encoder.encode(message)
+    if len(body) <= PACKET_BYTES:
+        yield b"\0" + body
+        return
+    for start in range(0, len(body), PACKET_BYTES):
+        last = start + PACKET_BYTES >= len(body)
+        yield (b"\0" if last else b"\1") + body[start : start + PACKET_BYTES]
+
+
+class Assembler:
+    """Puts packets together again, up to a limit."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, packet: bytes) -> bytes | None:
+        """The body of the message that this packet completes, if it completes one."""
+        more, part = packet[:1], packet[1:]
+        self._size += len(part)
+        if more not in (b"\0", b"\1") or self._size > self._max_bytes:
+            raise ProtocolViolation(f"a packet of {len(packet)} bytes after {self._size}")
+        self._parts.append(part)
+        if more == b"\1":
+            return None
+        body = b"".join(self._parts)
+        self._parts, self._size = [], 0
+        return body
+
+
+def decode(body: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
+    """A typed message, or `ProtocolViolation`."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolViolation(str(error)) from error
+
+
+# -- blocking ends, for the trusted small processes (keeper, zygote) -------------------------------------------
+
+
+def send_with_fds(sock: socket.socket, message: Message, fds: list[int]) -> None:
+    """One message that fits one packet, with descriptors."""
+    (packet,) = packets(message)
+    sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+
+
+def receive_with_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """The body of one single-packet message and its descriptors; an empty body means the peer is gone."""
+    packet, ancillary, _, _ = sock.recvmsg(
+        PACKET_BYTES + 1, socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+    )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return packet[1:], list(fds)

@@ -1,0 +1,162 @@
+"""The zygote: a Python that has imported everything a guest is likely to want, and forks sessions from that.
+
+It never runs user code. It is single threaded towards us, synchronous, and holds no secret: all that is in its
+memory is in every guest's memory. Runs inside the guests' root, in the guests' environment; started by the keeper.
+
+    host ── ForkSession + fds ──▶ zygote ─ fork ─▶ pid 1 ─ fork ─▶ kernel
+                                     ◀─ "map me" ──┘
+"""
+
+import gc
+import importlib
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+
+import msgspec
+
+from holdfast.guest.main import Guest
+from holdfast.guest.shell import GuestShell, make_shell
+from holdfast.kernel import wire
+from holdfast.sandbox import linux, mounts, namespaces, pid1, seccomp
+from holdfast.sandbox.confine import confine_init, confine_kernel, confine_session
+
+_PRELOAD = ("numpy", "pandas", "pyarrow", "pyarrow.compute", "matplotlib.pyplot")
+_WARM_CELLS = ("1 + 1", "1 / 0", "%who", "await __import__('asyncio').sleep(0)")
+_WARM_PLOT = "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.title('warm'); plt.show()"
+_decoder = msgspec.msgpack.Decoder(wire.ForkSession)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    # exec'd children and tracebacks of guests are not to see how the zygote was started.
+    sys.argv[:] = [""]
+    shell = _warm_up()
+    program = seccomp.compile_filter()
+    mounts.seal_root()
+    # All that is alive now lives for ever: a collection in a kernel must not touch (and so copy) these pages.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    wire.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
+    while True:
+        body, fds = wire.receive_with_fds(control)
+        if not body:
+            os._exit(0)
+        reply = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
+        for fd in fds:
+            os.close(fd)
+        wire.send_with_fds(control, reply, [])
+        _reap()
+
+
+def _warm_up() -> GuestShell:
+    """Import, and run what compiles caches and builds tables at its first use."""
+    loaded = {name for name in _PRELOAD if _import(name)}
+    shell = make_shell()
+    for cell in _WARM_CELLS:
+        shell.run_cell(cell, silent=False)
+    if "pandas" in loaded:
+        shell.run_cell("import pandas; display(pandas.DataFrame({'a': [1]}))")
+    if "matplotlib.pyplot" in loaded:
+        shell.run_cell(_WARM_PLOT)
+    shell.forget()
+    return shell
+
+
+def _import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:  # an environment that the user chose may lack it
+        return False
+    return True
+
+
+def _fork_session(
+    request: wire.ForkSession, fds: list[int], shell: GuestShell, program: bytes, own_pid_namespace: int
+) -> wire.Supervision:
+    here, there = socket.socketpair()
+    # unshare(CLONE_NEWPID) works once per process, unless one goes back by setns afterwards.
+    linux.unshare(linux.CLONE_NEWPID)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            here.close()
+            _become_session(request, fds, shell, program, there)
+    finally:
+        linux.setns(own_pid_namespace, linux.CLONE_NEWPID)
+    there.close()
+    with here:
+        complaint = here.recv(4096)
+        if complaint != b"map me":
+            return wire.Refused(reason=complaint.decode(errors="replace") or "pid 1 died while it was set up")
+        try:
+            namespaces.map_guest_ids(pid, kernel_id=request.kernel_id, init_id=request.init_id)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            return wire.Refused(reason=f"mapping the guest's ids: {error}")
+        here.send(b"mapped")
+    return wire.Forked(pid=pid)
+
+
+def _become_session(
+    request: wire.ForkSession, fds: list[int], shell: GuestShell, program: bytes, zygote: socket.socket
+) -> None:
+    """The whole life of pid 1 and, in its child, of the kernel. Never returns."""
+    control, reports, stdout, stderr, *cgroup_fds = fds
+
+    def map_ids() -> None:
+        zygote.send(b"map me")
+        if zygote.recv(16) != b"mapped":
+            os._exit(1)
+
+    try:
+        confine_session(request, cgroup_fds=cgroup_fds, map_ids=map_ids)
+        if os.fork() == 0:
+            _attach_output(stdout, stderr)
+            confine_kernel(request, program=program, keep_fds={control})
+            _become_kernel(control, shell)
+        confine_init(request, program=program, keep_fds={reports})
+        pid1.run(reports)
+    except BaseException as error:
+        # A process edge: whatever it was, it must end here and be told.
+        complaint = "".join(traceback.format_exception(error))[-4000:]
+        os.write(2, complaint.encode())
+        _complain(zygote, complaint)
+    os._exit(1)
+
+
+def _complain(zygote: socket.socket, complaint: str) -> None:
+    try:
+        zygote.send(complaint.encode())
+    except OSError:
+        pass
+
+
+def _attach_output(stdout: int, stderr: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+
+
+def _become_kernel(control: int, shell: GuestShell) -> None:
+    # Forks share the zygote's generators; two sessions must not draw the same numbers.
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+    gc.enable()
+    Guest(socket.socket(fileno=control), shell).serve()
+    os._exit(0)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

@@ -1,0 +1,1 @@
+"""Machines that start kernels. There is one so far: this one (`local`)."""

@@ -1,0 +1,296 @@
+"""This machine: one keeper, a zygote per environment, and kernels forked from them."""
+
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+import holdfast
+from holdfast.config import Limits
+from holdfast.environments import Environment
+from holdfast.errors import KernelStartFailed, SandboxUnavailable
+from holdfast.home import Home
+from holdfast.kernel import wire
+from holdfast.kernel.client import Kernel
+from holdfast.nodes.ids import IdBlock, claim_block
+from holdfast.sandbox import cgroups, namespaces
+
+_START_TIMEOUT_S = 120.0
+_FORK_TIMEOUT_S = 30.0
+_PACKAGE = Path(holdfast.__file__).parent
+_KEEPER = "import sys; sys.path.append(sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
+
+_decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
+
+
+class Ids(msgspec.Struct, frozen=True):
+    """Who a session is on this machine, as the zygote's user namespace numbers it."""
+
+    kernel: int
+    init: int
+    file_owner: int | None
+    """The host uid that its files must have; None where that is our own."""
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """One kernel with the cgroup it lives in."""
+
+    kernel: Kernel
+    cgroup: cgroups.Cgroup
+
+    async def end(self) -> None:
+        """Kill all of it and leave nothing behind."""
+        self.kernel.close()
+        await anyio.to_thread.run_sync(_discard, self.cgroup)
+
+
+class LocalNode:
+    """Starts kernels on this machine."""
+
+    def __init__(self, home: Home, tree: cgroups.Tree) -> None:
+        self.tree = tree
+        self._home = home
+        self._keeper: Line | None = None
+        self._zygotes: dict[str, Line] = {}
+        self._starting = anyio.Lock()
+        self._block: IdBlock | None = None
+        self._second_id = namespaces.second_id(os.geteuid(), os.getegid()) is not None
+
+    async def start(self) -> None:
+        if os.geteuid() == 0:
+            self._block = claim_block(self._home.path)
+        self._keeper = await _start_keeper(self._home.logs)
+        try:
+            await anyio.to_thread.run_sync(self.tree.adopt, self._keeper.peer_pid)
+        except cgroups.CgroupUnavailable as error:
+            raise SandboxUnavailable(error.reason, hint=error.remedy) from error
+
+    def take_ids(self) -> Ids:
+        if self._block is None:  # an ordinary user: he is 0 in the keeper's namespace, and owns the files himself
+            return Ids(kernel=0, init=1 if self._second_id else 0, file_owner=None)
+        kernel, init = self._block.take()
+        return Ids(kernel=kernel, init=init, file_owner=kernel)
+
+    def give_back_ids(self, ids: Ids) -> None:
+        if self._block is not None:
+            self._block.give_back(ids.kernel)
+
+    async def warm(self, environment: Environment) -> None:
+        """Have a zygote ready for this environment."""
+        await self._zygote(environment)
+
+    async def fork(self, environment: Environment, *, session: str, ids: Ids, limits: Limits) -> Incarnation:
+        """A new, confined kernel for a session whose directories exist."""
+        name = f"{session}-{secrets.token_hex(3)}"
+        cgroup = self.tree.create(
+            name, cgroups.Limits(memory_bytes=limits.memory_bytes, pids=limits.processes, cpus=limits.cpus)
+        )
+        request = wire.ForkSession(
+            session=session, kernel_id=ids.kernel, init_id=ids.init, shm_bytes=limits.memory_bytes // 2,
+            file_bytes=limits.disk_bytes, open_files=limits.open_files,
+            processes=limits.processes if self.tree.kind == "watchdog" else None,
+        )  # fmt: skip
+        try:
+            kernel = await self._fork_kernel(environment, request, cgroup)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_discard, cgroup)
+            raise
+        cgroup.attach(kernel.init_pid)
+        return Incarnation(kernel, cgroup)
+
+    async def close(self) -> None:
+        """End the keeper, and with it every process that was ever started here."""
+        for line in (*self._zygotes.values(), self._keeper):
+            if line is not None:
+                line.close()
+        if self._keeper is not None:
+            await anyio.to_thread.run_sync(_wait_gone, self._keeper.peer_pid)
+
+    async def _fork_kernel(
+        self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
+    ) -> Kernel:
+        kernel, guest_fds = _make_kernel()
+        guest_fds += cgroup.join_fds()
+        try:
+            zygote = await self._zygote(environment)
+            try:
+                await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+            except LineBroken:
+                # The zygote died: running sessions go on without it, and new ones come from its successor.
+                zygote = await self._zygote(environment)
+                await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+            with anyio.fail_after(_FORK_TIMEOUT_S):
+                await kernel.wait_ready()
+        except (OSError, LineBroken, TimeoutError) as error:
+            kernel.close()
+            raise KernelStartFailed(
+                f"no kernel came up: {error or type(error).__name__}",
+                hint=f"see {self._log_of(environment)}, and run `holdfast doctor`",
+            ) from error
+        except BaseException:
+            kernel.close()
+            raise
+        finally:
+            for fd in guest_fds:
+                os.close(fd)
+        return kernel
+
+    async def _zygote(self, environment: Environment) -> "Line":
+        async with self._starting:
+            line = self._zygotes.get(environment.prefix)
+            if line is None or line.is_broken():
+                if line is not None:
+                    line.close()
+                line = self._zygotes[environment.prefix] = await self._start_zygote(environment)
+            return line
+
+    async def _start_zygote(self, environment: Environment) -> "Line":
+        if self._keeper is None or self._keeper.is_broken():
+            raise KernelStartFailed("the keeper is gone", hint="open the home again")
+        log = self._log_of(environment)
+        here, there = _packet_pair()
+        line = Line(here)
+        with open(log, "wb") as log_file, there:
+            request = wire.StartZygote(
+                python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
+                root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
+            )  # fmt: skip
+            await self._keeper.ask(request, [there.fileno(), log_file.fileno()], timeout_s=_FORK_TIMEOUT_S)
+        try:
+            await line.receive(timeout_s=_START_TIMEOUT_S)
+        except (LineBroken, TimeoutError) as error:
+            line.close()
+            raise KernelStartFailed(
+                f"the zygote did not come up: {_last_line(log) or error}",
+                hint=f"see {log}, and run `holdfast doctor`",
+            ) from error
+        return line
+
+    def _log_of(self, environment: Environment) -> Path:
+        return self._home.logs / f"zygote-{Path(environment.prefix).name}.log"
+
+
+class LineBroken(Exception):
+    """The process at the other end is gone."""
+
+
+class Line:
+    """A conversation with the keeper or a zygote: one question, one answer, in turn."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.peer_pid = 0
+        self._sock = sock
+        self._turn = anyio.Lock()
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+
+    async def ask(self, request: wire.Message, fds: list[int], *, timeout_s: float) -> wire.Forked:
+        async with self._turn:
+            try:
+                wire.send_with_fds(self._sock, request, fds)
+            except OSError as error:
+                raise LineBroken(str(error)) from error
+            return await self.receive(timeout_s=timeout_s)
+
+    async def receive(self, *, timeout_s: float) -> wire.Forked:
+        with anyio.fail_after(timeout_s):
+            await anyio.wait_readable(self._sock)
+        try:
+            packet, ancillary, _, _ = self._sock.recvmsg(wire.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
+        except OSError as error:
+            raise LineBroken(str(error)) from error
+        if not packet:
+            raise LineBroken("it closed the line")
+        self.peer_pid = int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
+        answer = wire.decode(packet[1:], _decoder)
+        if isinstance(answer, wire.Refused):
+            raise KernelStartFailed(answer.reason.strip(), hint="run `holdfast doctor`")
+        return answer
+
+    def is_broken(self) -> bool:
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+async def _start_keeper(logs: Path) -> Line:
+    here, there = _packet_pair()
+    own_pidfd = os.pidfd_open(os.getpid())
+    command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), str(there.fileno()), str(own_pidfd)]
+    line = Line(here)
+    with open(logs / "keeper.log", "wb") as log, there:
+        try:
+            await anyio.run_process(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(there.fileno(), own_pidfd), check=False
+            )
+        finally:
+            os.close(own_pidfd)
+    try:
+        await line.receive(timeout_s=_START_TIMEOUT_S)
+    except KernelStartFailed as error:
+        line.close()
+        raise SandboxUnavailable(
+            f"the sandbox's namespaces cannot be made: {error.message}",
+            hint="run `holdfast doctor`: it says what is missing and how to get it",
+        ) from error
+    except LineBroken as error:
+        line.close()
+        raise KernelStartFailed(
+            f"the keeper did not come up: {_last_line(logs / 'keeper.log') or error}",
+            hint=f"see {logs / 'keeper.log'}",
+        ) from error
+    return line
+
+
+def _make_kernel() -> tuple[Kernel, list[int]]:
+    """The host's end, and the descriptors that the guest gets, in the order of `wire.ForkSession`."""
+    control, guest_control = _packet_pair()
+    reports, guest_reports = _packet_pair()
+    stdout, guest_stdout = os.pipe()
+    stderr, guest_stderr = os.pipe()
+    kernel = Kernel(control=control, reports=reports, stdout=stdout, stderr=stderr)
+    return kernel, [guest_control.detach(), guest_reports.detach(), guest_stdout, guest_stderr]
+
+
+def _packet_pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _discard(cgroup: cgroups.Cgroup) -> None:
+    cgroup.thaw()
+    cgroup.kill_all()
+    cgroup.remove()
+
+
+def _wait_gone(pid: int) -> None:
+    """Until a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll(5000)
+    os.close(handle)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

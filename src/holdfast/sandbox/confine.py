@@ -1,0 +1,52 @@
+"""The order in which a session's two first processes are locked down. Any failure kills the session: there is
+no weaker mode.
+"""
+
+import os
+from collections.abc import Callable
+
+from holdfast.kernel.wire import ForkSession
+from holdfast.sandbox import linux, mounts, namespaces, privileges, seccomp
+
+
+def confine_session(
+    request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[], None]
+) -> None:
+    """What pid 1 and the kernel have in common. Runs as pid 1, still privileged, before the kernel is forked."""
+    for fd in cgroup_fds:
+        os.write(fd, b"0")
+        os.close(fd)
+    namespaces.enter_session()
+    mounts.enter_session(request.session, shm_bytes=request.shm_bytes)
+    namespaces.name_host_and_loopback()
+    linux.unshare(linux.CLONE_NEWUSER)
+    map_ids()
+
+
+def confine_kernel(request: ForkSession, *, program: bytes, keep_fds: set[int]) -> None:
+    os.setsid()
+    privileges.volunteer_for_oom_kill()
+    linux.close_all_fds_except(keep_fds)
+    privileges.limit(
+        file_bytes=request.file_bytes, open_files=request.open_files, processes=request.processes
+    )
+    privileges.become(mounts.GUEST_ID, may_set_groups=may_set_groups())
+    # A change of uid clears it, and then /proc/self would belong to nobody: no debugger-free /proc/self/fd.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    os.chdir(mounts.WORKSPACE)
+    seccomp.install(program)  # last: it forbids the calls used above
+
+
+def confine_init(request: ForkSession, *, program: bytes, keep_fds: set[int]) -> None:
+    linux.close_all_fds_except(keep_fds)
+    identity = mounts.GUEST_ID if request.init_id == request.kernel_id else mounts.INIT_ID
+    privileges.become(identity, may_set_groups=may_set_groups())
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    os.chdir("/")
+    seccomp.install(program)
+
+
+def may_set_groups() -> bool:
+    """Denied for good where an ordinary user has but one gid to map; then his groups stay, unmapped."""
+    with open("/proc/self/setgroups") as file:
+        return file.read().strip() == "allow"

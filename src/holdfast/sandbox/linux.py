@@ -1,0 +1,128 @@
+"""The Linux calls that Python lacks, as thin functions that raise `OSError`.
+
+Nothing here decides anything: policy lives in the modules that call it.
+"""
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_libc.syscall.restype = ctypes.c_long
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_NOATIME = 0x400
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
+
+PR_SET_PDEATHSIG = 1
+PR_GET_DUMPABLE = 3
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_MACHINE = platform.machine()
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, -1)
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, -1)
+_SYS_CLOSE_RANGE = 436
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_RUNNING = 0x1 | 0x40
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def mount(
+    source: str | None, target: str, kind: str | None = None, flags: int = 0, options: str | None = None
+) -> None:
+    """mount(2); paths are bytes on Linux, so surrogate escapes go through unharmed."""
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _check(
+        _libc.mount(encoded[0], encoded[1], encoded[2], flags, encoded[3]),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def unmount(target: str, flags: int = 0) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), f"unmount {target}")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    _check(_libc.syscall(_SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old)), "pivot_root")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), f"unshare {flags:#x}")
+
+
+def setns(fd: int, kind: int) -> None:
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+    return _check(_libc.prctl(option, a, b, c, d), f"prctl {option}")
+
+
+def sethostname(name: str) -> None:
+    _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
+
+
+def drop_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets of this thread."""
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.syscall(_SYS_CAPSET, header, bytes(24)), "capset")
+
+
+def flush_c_streams() -> None:
+    """Write out what C code has printed and stdio still holds."""
+    _libc.fflush(None)
+
+
+def close_all_fds_except(keep: set[int]) -> None:
+    """Close every descriptor above 2 that is not named: one that leaks into a kernel is a hole."""
+    first = 3
+    for fd in sorted(fd for fd in keep if fd > 2):
+        if fd > first:
+            _close_range(first, fd - 1)
+        first = fd + 1
+    _close_range(first, 0xFFFFFFFF)
+
+
+def _close_range(first: int, last: int) -> None:
+    unsigned = (ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0))
+    _check(_libc.syscall(_SYS_CLOSE_RANGE, *unsigned), "close_range")
+
+
+def bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        fcntl.ioctl(handle, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP_RUNNING, b""))

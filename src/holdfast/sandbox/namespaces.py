@@ -1,0 +1,105 @@
+"""Which namespaces are made, in which order, and who is who inside them.
+
+The keeper makes the outer layer: a pid namespace (and, for an ordinary user, a user namespace in which it is
+root). All that Holdfast starts lives below, so that the keeper's death ends everything, whatever happened before.
+
+A session has its own mount, ipc, uts, net and pid namespaces, made while the process still is privileged: they
+belong to the outer user namespace, and nobody inside the session holds a capability over them. Its own user
+namespace comes last and maps two ids and no more: the guest, and pid 1.
+"""
+
+import os
+import pwd
+import shutil
+import subprocess
+
+from holdfast.sandbox import linux
+from holdfast.sandbox.mounts import GUEST_ID, INIT_ID
+
+SESSION_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
+
+
+def enter_outer(*, as_root: bool) -> None:
+    """Make the outer layer for this process; its children will live in the new pid namespace."""
+    if as_root:
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID)
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    second = second_id(uid, gid)
+    if second is None:
+        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+        return
+    _enter_with_two_ids(uid, gid, second)
+
+
+def second_id(uid: int, gid: int) -> tuple[int, int] | None:
+    """The first subordinate uid and gid that newuidmap and newgidmap grant this user, if any."""
+    if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
+        return None
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    sub_uid = _first_subordinate("/etc/subuid", {name, str(uid)})
+    sub_gid = _first_subordinate("/etc/subgid", {name, str(uid)})
+    return None if sub_uid is None or sub_gid is None else (sub_uid, sub_gid)
+
+
+def enter_session() -> None:
+    """All but the pid and user namespaces (the zygote made the first, `enter_guest_ids` the other)."""
+    linux.unshare(SESSION_NAMESPACES)
+
+
+def name_host_and_loopback() -> None:
+    linux.sethostname("holdfast")
+    linux.bring_up_loopback()
+
+
+def map_guest_ids(pid: int, *, kernel_id: int, init_id: int) -> None:
+    """Give the new user namespace of `pid` its two ids. Only the parent namespace may map more than one."""
+    lines = [f"{GUEST_ID} {kernel_id} 1"]
+    if init_id != kernel_id:
+        lines.append(f"{INIT_ID} {init_id} 1")
+    _write(f"/proc/{pid}/uid_map", "\n".join(lines))
+    _write(f"/proc/{pid}/gid_map", "\n".join(lines))
+
+
+def _enter_with_two_ids(uid: int, gid: int, second: tuple[int, int]) -> None:
+    # newuidmap must run outside the new namespace, hence the child made before.
+    ready_read, ready_write = os.pipe()
+    me = str(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os.close(ready_write)
+        os.read(ready_read, 1)
+        maps = (
+            ["newuidmap", me, "0", str(uid), "1", "1", str(second[0]), "1"],
+            ["newgidmap", me, "0", str(gid), "1", "1", str(second[1]), "1"],
+        )
+        os._exit(max(subprocess.run(command, check=False).returncode for command in maps))
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID)
+    os.write(ready_write, b"!")
+    os.close(ready_read)
+    os.close(ready_write)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
+        raise OSError("newuidmap or newgidmap refused the ids of /etc/subuid and /etc/subgid")
+
+
+def _first_subordinate(path: str, owners: set[str]) -> int | None:
+    try:
+        with open(path) as table:
+            rows = [line.strip().split(":") for line in table]
+    except OSError:
+        return None
+    return next((int(row[1]) for row in rows if len(row) == 3 and row[0] in owners and int(row[2]) > 0), None)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,50 @@
+"""Identity, capabilities, rlimits: what a process may do once it is inside."""
+
+import os
+import resource
+
+from holdfast.sandbox import linux
+
+
+def become(identity: int, *, may_set_groups: bool) -> None:
+    """Take on a uid and gid of the session's user namespace and give up every capability, for good."""
+    if may_set_groups:
+        os.setgroups([])
+    os.setresgid(identity, identity, identity)
+    _empty_bounding_set()
+    os.setresuid(identity, identity, identity)
+    linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_CLEAR_ALL)
+    # setresuid alone clears nothing here: uid 0 is not mapped in this namespace.
+    linux.drop_capabilities()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def limit(*, file_bytes: int, open_files: int, processes: int | None) -> None:
+    """Bounds per process; the session's bounds as a whole are its cgroup's."""
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_FSIZE, file_bytes)
+    _lower(resource.RLIMIT_NOFILE, open_files)
+    _lower(resource.RLIMIT_MEMLOCK, 8 << 20)
+    _lower(resource.RLIMIT_MSGQUEUE, 1 << 20)
+    if processes is not None:
+        _lower(resource.RLIMIT_NPROC, processes)
+
+
+def volunteer_for_oom_kill() -> None:
+    """Out of memory, the kernel is to die and not pid 1. Lowering pid 1's score would need a capability."""
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("500")
+
+
+def _lower(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _empty_bounding_set() -> None:
+    for capability in range(64):
+        try:
+            linux.prctl(linux.PR_CAPBSET_DROP, capability)
+        except OSError:  # EINVAL: past the last one that this kernel knows
+            break

@@ -1,0 +1,102 @@
+"""The product, verb by verb. Every face calls these; `open_service` wires the parts."""
+
+import secrets
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from holdfast import environments
+from holdfast.config import MIN_MEMORY_BYTES, Limits, Settings
+from holdfast.environments import Environment, Report
+from holdfast.errors import InvalidSetting, SandboxUnavailable
+from holdfast.home import Home, acquire
+from holdfast.nodes.local import LocalNode
+from holdfast.resources.workspace import Workspace, remove_tree
+from holdfast.sandbox import cgroups
+from holdfast.sessions import LiveSession
+
+
+class Service:
+    """An open home: its node, its environments, its sessions."""
+
+    def __init__(self, home: Home, node: LocalNode) -> None:
+        self.home = home
+        self.node = node
+        self._sessions: dict[str, LiveSession] = {}
+        self._environments: dict[str, Environment] = {}
+        self._choosing = anyio.Lock()
+
+    async def create_session(
+        self, *, limits: Limits, env: str | Path | None = None, report: Report | None = None
+    ) -> LiveSession:
+        """A session with an empty workspace and a warm kernel."""
+        if limits.memory_bytes < MIN_MEMORY_BYTES:
+            raise InvalidSetting(
+                f"memory of {limits.memory_bytes:,} bytes is too little for a kernel",
+                hint=f"give it at least {MIN_MEMORY_BYTES >> 20}M",
+            )
+        environment = await self._environment(env, report)
+        session_id = secrets.token_hex(5)
+        session = LiveSession(
+            self.node, environment, id=session_id, ids=self.node.take_ids(),
+            workspace=Workspace(self.home.sessions / session_id), limits=limits,
+        )  # fmt: skip
+        try:
+            await session.start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await session.close()
+            raise
+        self._sessions[session_id] = session
+        return session
+
+    async def end_session(self, session: LiveSession) -> None:
+        self._sessions.pop(session.id, None)
+        await session.close()
+
+    async def prepare(self, env: str | Path | None = None, report: Report | None = None) -> None:
+        """Have the environment built and its zygote warm, so that the first session starts as fast as any."""
+        await self.node.warm(await self._environment(env, report))
+
+    async def close(self) -> None:
+        """End every session and give up the home. Nothing is left: no process, mount, cgroup or workspace."""
+        with anyio.CancelScope(shield=True):
+            for session in list(self._sessions.values()):
+                await self.end_session(session)
+            await self.node.close()
+            await anyio.to_thread.run_sync(self.node.tree.remove)
+            self.home.release()
+
+    async def _environment(self, env: str | Path | None, report: Report | None) -> Environment:
+        key = str(env or "")
+        async with self._choosing:
+            if key not in self._environments:
+                self._environments[key] = (
+                    await environments.inspect(env) if env else await environments.ensure(self.home.path, report=report)
+                )
+        return self._environments[key]
+
+
+async def open_service(settings: Settings) -> Service:
+    """Own a home, sweep what a killed owner left in it, and start the keeper."""
+    home = acquire(settings.home)
+    try:
+        tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
+        await anyio.to_thread.run_sync(_sweep, home, tree)
+        node = LocalNode(home, tree)
+        await node.start()
+    except cgroups.CgroupUnavailable as error:
+        home.release()
+        raise SandboxUnavailable(error.reason, hint=error.remedy) from error
+    except BaseException:
+        home.release()
+        raise
+    return Service(home, node)
+
+
+def _sweep(home: Home, tree: cgroups.Tree) -> None:
+    """We hold the lock, so whatever is here belongs to an owner that is gone."""
+    tree.sweep()
+    for directory in home.sessions.iterdir():
+        remove_tree(directory)

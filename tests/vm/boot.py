@@ -1,0 +1,522 @@
+"""Runs a command on Debian's kernel with cgroup v2, in QEMU, for hosts that only have cgroup v1.
+
+    python tests/vm/boot.py --prepare                         # once, as root: packages and kernel
+    python tests/vm/boot.py [--user UID] -- COMMAND ...       # its output is ours, its exit code is ours
+
+What the command finds inside:
+
+- the host's root, read-only over 9p, below a tmpfs: the same paths and tools, and every write vanishes;
+- the clone as working directory; PATH, HOME and HOLDFAST_HOME as outside;
+- cgroup v2 alone, and itself in a delegated cgroup, as in a systemd service with Delegate=yes;
+- `/tmp`, `/run`: plain tmpfs. `/disk`: an empty ext4. Overlays work on these, not on the rest (itself an overlay);
+- `/exchange`: a directory of the host (`--exchange`), the only way out for a file; no network but loopback.
+
+The machine is emulated in software: a CPU-bound command is some ten times slower than outside. It is no security
+boundary for the host: whoever is root inside reads all that the caller can read.
+
+Exit codes of our own: 125 when the machine failed (panic, time-out), 124 when it cannot be had here. The command's code
+comes through a port that only process 1 of the guest can open, so nothing the command prints is taken for it.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import lzma
+import os
+import platform
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+CLONE = Path(__file__).resolve().parents[2]
+CACHE = CLONE / ".home" / "vm"
+PACKAGES = ("qemu-system-x86", "busybox-static", "e2fsprogs")
+# linux-image-cloud-amd64 is a third of the size but has no 9p.
+KERNEL_PACKAGE = "linux-image-amd64"
+MODULES = (
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_console",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "crc32c_generic",
+    "ext4",
+)
+HOST_OPTIONS = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000"
+KERNEL_OPTIONS = "console=ttyS0 quiet panic=-1 cgroup_no_v1=all mitigations=off nokaslr audit=0"
+DISK_BYTES = 4 << 30
+COMMAND_PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+UNAVAILABLE, FAILED = 124, 125
+
+
+class Unavailable(Exception):
+    """This host cannot run the machine; the message says what would change that."""
+
+
+class MachineFailed(Exception):
+    """The machine broke or ran out of time: says nothing about the command in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    image: Path
+    modules: tuple[Path, ...]
+    """In the order in which they can be loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    kernel: Kernel
+    exchange: Path
+    memory_mib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    code: int
+    boot_s: float
+    """From starting QEMU until the command started."""
+    run_s: float
+
+
+def run(
+    command: Sequence[str],
+    output: BinaryIO,
+    *,
+    environment: Mapping[str, str] | None = None,
+    exchange: Path | None = None,
+    memory_mib: int = 2048,
+    timeout_s: float = 300.0,
+    user: int = 0,
+) -> Finished:
+    """Boot, run `command`, stream what it prints to `output`, power off.
+
+    >>> run(["sh", "-c", "exit 7"], sys.stdout.buffer).code  # doctest: +SKIP
+    7
+    """
+    kernel = prepared_kernel()
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="run-") as scratch:
+        work = Path(scratch)
+        work.chmod(0o700)
+        if exchange is None:
+            exchange = work / "exchange"
+            exchange.mkdir()
+        make_disk(work / "disk")
+        job = {"job": job_settings(user), "command": command_script(command, environment or {}, user=user)}
+        (work / "initrd").write_bytes(initrd(kernel, job))
+        machine = Machine(kernel=kernel, exchange=exchange, memory_mib=memory_mib)
+        return watch(machine, work, output, timeout_s=timeout_s)
+
+
+# --- getting the packages and the kernel
+
+
+def prepare() -> Kernel:
+    """Install what is missing (root only) and unpack a kernel below the clone. Quick when nothing is missing."""
+    refuse_other_machines()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if missing := missing_packages():
+            if os.geteuid() != 0:
+                raise Unavailable(
+                    f"needs root once: apt-get install --no-install-recommends {' '.join(missing)}"
+                )
+            apt(
+                "apt-get",
+                "install",
+                "-y",
+                "--no-install-recommends",
+                "-o",
+                "DPkg::Lock::Timeout=120",
+                *missing,
+            )
+        return cached_kernel() or unpack_kernel()
+
+
+def prepared_kernel() -> Kernel:
+    refuse_other_machines()
+    missing = missing_packages()
+    kernel = cached_kernel()
+    if missing or kernel is None:
+        lacking = ", ".join([*missing, *(["a kernel below .home/vm"] if kernel is None else [])])
+        raise Unavailable(f"lacks {lacking}: run `python tests/vm/boot.py --prepare` as root")
+    return kernel
+
+
+def refuse_other_machines() -> None:
+    if platform.machine() != "x86_64":
+        raise Unavailable(f"the test machine is x86_64 only, this host is {platform.machine()}")
+    if shutil.which("dpkg-query") is None:
+        raise Unavailable("the test machine is built from Debian packages, and this host has no dpkg")
+
+
+def missing_packages() -> list[str]:
+    query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES]
+    listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
+    return [package for package in PACKAGES if f"installed {package}" not in listed]
+
+
+def apt(*command: str, directory: Path | None = None) -> str:
+    """Once more after `apt-get update` if it fails: a fresh image has no package lists, an old one stale ones."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    for retry in (False, True):
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return done.stdout
+        if not retry:
+            subprocess.run(["apt-get", "update"], env=environment, capture_output=True, check=False)
+    raise Unavailable(f"`{shlex.join(command)}` failed: {done.stderr.strip()[-600:]}")
+
+
+def kernel_directory_suffix() -> str:
+    return hashlib.sha256(repr(MODULES).encode()).hexdigest()[:8]
+
+
+def cached_kernel() -> Kernel | None:
+    for directory in sorted(CACHE.glob(f"linux-image-*-{kernel_directory_suffix()}"), reverse=True):
+        order = (directory / "order").read_text().split()
+        return Kernel(image=directory / "vmlinux", modules=tuple(directory / name for name in order))
+    return None
+
+
+def unpack_kernel() -> Kernel:
+    """Download the package without installing it; keep the kernel and the modules we load, 10 of its 400 MB."""
+    depends = apt("apt-cache", "depends", KERNEL_PACKAGE)
+    named = re.search(r"Depends: (linux-image-\d\S+)", depends)
+    if named is None:
+        raise Unavailable(f"{KERNEL_PACKAGE} names no kernel here: is this Debian?")
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="unpack-") as scratch:
+        work = Path(scratch)
+        apt("apt-get", "download", named[1], directory=work)
+        [package] = work.glob("*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, work / "tree"], check=True)
+        kept = work / "kept"
+        kept.mkdir()
+        [image] = (work / "tree" / "boot").glob("vmlinuz-*")
+        (kept / "vmlinux").write_bytes(unpacked_image(image.read_bytes()))
+        order = []
+        for name, content in load_order(work / "tree", MODULES):
+            (kept / f"{name}.ko").write_bytes(content)
+            order.append(f"{name}.ko")
+        (kept / "order").write_text("\n".join(order) + "\n")
+        # The rename is last, so a directory with the final name is a complete one.
+        kept.rename(CACHE / f"{named[1]}-{kernel_directory_suffix()}")
+    kernel = cached_kernel()
+    assert kernel is not None
+    return kernel
+
+
+def unpacked_image(image: bytes) -> bytes:
+    """The kernel inside a compressed one: QEMU starts either, and the emulated processor needs 5 s to unpack it.
+
+    Where it lies is in the header of the x86 boot protocol. A kernel that is not compressed with xz stays as it is.
+    """
+    setup_sectors = image[0x1F1]
+    offset, length = struct.unpack_from("<II", image, 0x248)
+    payload = image[(setup_sectors + 1) * 512 + offset :][:length]
+    if not payload.startswith(b"\xfd7zXZ\0"):
+        return image
+    # Not lzma.decompress: four bytes, the unpacked size, follow the stream.
+    return lzma.LZMADecompressor().decompress(payload)
+
+
+def load_order(tree: Path, wanted: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The wanted modules and all they depend on, dependencies first.
+
+    The package has no modules.dep (installing it would run depmod), so we read what the build recorded in each module.
+    """
+    files = {
+        file.name.partition(".ko")[0].replace("-", "_"): file
+        for file in tree.rglob("*.ko*")
+        if file.is_file()
+    }
+    builtin = {
+        Path(line).stem.replace("-", "_")
+        for listing in tree.rglob("modules.builtin")
+        for line in listing.read_text().splitlines()
+    }
+    seen: set[str] = set()
+
+    def visit(name: str) -> Iterator[tuple[str, bytes]]:
+        name = name.replace("-", "_")
+        if name in seen or name in builtin:
+            return
+        seen.add(name)
+        if name not in files:
+            raise Unavailable(f"Debian's kernel has no module {name}")
+        content = module_content(files[name])
+        recorded = re.search(rb"\0depends=([^\0]*)\0", content)
+        for dependency in recorded[1].decode().split(",") if recorded else ():
+            if dependency:
+                yield from visit(dependency)
+        yield name, content
+
+    for name in wanted:
+        yield from visit(name)
+
+
+def module_content(file: Path) -> bytes:
+    content = file.read_bytes()
+    return lzma.decompress(content) if file.suffix == ".xz" else content
+
+
+# --- describing the machine
+
+
+def job_settings(user: int) -> bytes:
+    needed = {CLONE, Path(sys.prefix), Path(sys.base_prefix)}
+    hidden = sorted(str(path) for path in needed if path.parts[1] in ("tmp", "run"))
+    closed = sorted(
+        str(parent)
+        for parent in {parent for path in needed for parent in (path, *path.parents)}
+        if parent.is_dir() and not parent.stat().st_mode & 0o001
+    )
+    settings = {
+        "HOST_OPTIONS": HOST_OPTIONS,
+        "KEEP": " ".join(hidden),
+        "OPEN": " ".join(closed),
+        "USER_ID": str(user),
+        "CGROUP": cgroup_of(user),
+    }
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()).encode()
+
+
+def cgroup_of(user: int) -> str:
+    if user == 0:
+        return "system.slice/holdfast.service"
+    return f"user.slice/user-{user}.slice/user@{user}.service/holdfast.service"
+
+
+def command_script(command: Sequence[str], environment: Mapping[str, str], *, user: int) -> bytes:
+    variables = {
+        "PATH": COMMAND_PATHS,
+        "HOME": os.environ.get("HOME", "/root") if user == 0 else "/tmp/home",
+        "HOLDFAST_HOME": os.environ.get("HOLDFAST_HOME", "/tmp/holdfast-home"),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        **environment,
+    }
+    identity = [] if user == 0 else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    identity += ["--inh-caps=-all"] if identity else []
+    words = [*identity, "env", "-i", *(f"{name}={value}" for name, value in variables.items()), *command]
+    lines = (
+        f"cd {shlex.quote(str(CLONE))} || exit 126",
+        f"echo 0 > /sys/fs/cgroup/{cgroup_of(user)}/cgroup.procs || exit 126",
+        f"exec {shlex.join(words)}",
+    )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def initrd(kernel: Kernel, job: Mapping[str, bytes]) -> bytes:
+    """Uncompressed: it costs the host nothing, and the emulated processor would unpack slowly."""
+    guest = Path(__file__).with_name("guest.sh").read_bytes()
+    files = {
+        "init": guest,
+        "bin/busybox": Path(shutil.which("busybox", path=COMMAND_PATHS) or "/bin/busybox").read_bytes(),
+        "vm/guest.sh": guest,
+        "vm/modules/order": "".join(f"{module.name}\n" for module in kernel.modules).encode(),
+        **{f"vm/modules/{module.name}": module.read_bytes() for module in kernel.modules},
+        **{f"vm/{name}": content for name, content in job.items()},
+    }
+    directories = ["bin", "dev", "vm", "vm/modules"]
+    entries = [cpio_entry(name, 0o040755, b"") for name in directories]
+    entries += [cpio_entry(name, 0o100755, content) for name, content in files.items()]
+    return b"".join([*entries, cpio_entry("TRAILER!!!", 0, b"")])
+
+
+def cpio_entry(name: str, mode: int, content: bytes) -> bytes:
+    """One member of a cpio archive in the `newc` format: 13 numbers in hexadecimal, name and content padded to 4."""
+    # inode, mode, uid, gid, links, mtime, size, device (2), special device (2), length of the name, checksum
+    numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+    header = b"070701" + b"".join(b"%08X" % number for number in numbers) + name.encode() + b"\0"
+    return header + bytes(-len(header) % 4) + content + bytes(-len(content) % 4)
+
+
+def make_disk(image: Path) -> None:
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    mkfs = shutil.which("mkfs.ext4", path=COMMAND_PATHS) or "mkfs.ext4"
+    subprocess.run([mkfs, "-q", "-F", "-E", "root_owner=0:0", image], check=True)
+
+
+def qemu_arguments(machine: Machine, work: Path, *, output: int, status: int) -> list[str]:
+    return [
+        # QEMU dies with us even if we are killed by a signal that leaves no time to say so.
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"),
+        # Software emulation on purpose: /dev/kvm exists on hosts where it hangs. Five-level page tables only cost time.
+        *("-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", str(machine.memory_mib)),
+        *("-kernel", str(machine.kernel.image), "-initrd", str(work / "initrd"), "-append", KERNEL_OPTIONS),
+        *("-serial", f"file:{work / 'console'}"),
+        *("-device", "virtio-serial-pci"),
+        *(
+            "-chardev",
+            f"file,id=status,path=/dev/fd/{status}",
+            "-device",
+            "virtserialport,nr=1,chardev=status",
+        ),
+        *(
+            "-chardev",
+            f"file,id=output,path=/dev/fd/{output}",
+            "-device",
+            "virtserialport,nr=2,chardev=output",
+        ),
+        *("-drive", f"file={work / 'disk'},if=virtio,format=raw,cache=unsafe"),
+        *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"),
+        # Owners and modes of what the guest writes are kept beside the files: it cannot make a set-uid file out here.
+        *("-virtfs", f"local,path={machine.exchange},mount_tag=exchange,security_model=mapped-file"),
+    ]
+
+
+# --- running it
+
+
+class Listener:
+    """Reads what the machine sends: output to pass on, and the two reports of its process 1 with their times."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._status = b""
+        self.ready_at: float | None = None
+        self.code: int | None = None
+
+    def hear_output(self, chunk: bytes) -> None:
+        self._output.write(chunk)
+        self._output.flush()
+
+    def hear_status(self, chunk: bytes) -> None:
+        self._status += chunk
+        if self.ready_at is None and b"ready\n" in self._status:
+            self.ready_at = time.monotonic()
+        if said := re.search(rb"^exit (\d+)\n", self._status, re.MULTILINE):
+            self.code = int(said[1])
+
+
+def watch(machine: Machine, work: Path, output: BinaryIO, *, timeout_s: float) -> Finished:
+    started = time.monotonic()
+    listener = Listener(output)
+    with qemu_running(machine, work) as (output_end, status_end):
+        heard = {output_end: listener.hear_output, status_end: listener.hear_status}
+        timely = listen(heard, deadline=started + timeout_s)
+    if listener.code is not None and listener.ready_at is not None:
+        boot_s = listener.ready_at - started
+        return Finished(code=listener.code, boot_s=boot_s, run_s=time.monotonic() - listener.ready_at)
+    phase = "it was starting" if listener.ready_at is None else "the command was running"
+    cause = "went down without an exit code" if timely else f"was stopped after {timeout_s:g} s,"
+    raise MachineFailed(f"the machine {cause} while {phase}\n{last_words(work)}")
+
+
+@contextlib.contextmanager
+def qemu_running(machine: Machine, work: Path) -> Iterator[tuple[int, int]]:
+    """QEMU in a process group of its own, gone on the way out. Yields the reading ends of output and status."""
+    output_end, output_in = os.pipe()
+    status_end, status_in = os.pipe()
+    qemu = None
+    try:
+        with (work / "qemu-errors").open("wb") as errors:
+            qemu = subprocess.Popen(
+                qemu_arguments(machine, work, output=output_in, status=status_in),
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=(output_in, status_in),
+                start_new_session=True,
+            )
+        os.close(output_in)
+        os.close(status_in)
+        yield output_end, status_end
+    finally:
+        if qemu is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(qemu.pid, signal.SIGKILL)
+            qemu.wait()
+        os.close(output_end)
+        os.close(status_end)
+
+
+def listen(heard: Mapping[int, Callable[[bytes], None]], *, deadline: float) -> bool:
+    """Until QEMU has closed every end. False when the deadline came first."""
+    with selectors.DefaultSelector() as selector:
+        for end, hear in heard.items():
+            selector.register(end, selectors.EVENT_READ, hear)
+        while selector.get_map():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            for key, _ in selector.select(left_s):
+                if chunk := os.read(key.fd, 65536):
+                    key.data(chunk)
+                else:
+                    selector.unregister(key.fd)
+    return True
+
+
+def last_words(work: Path) -> str:
+    logs = ((work / name) for name in ("qemu-errors", "console"))
+    texts = (log.read_text(errors="replace").strip() for log in logs if log.exists())
+    return "\n".join("\n".join(text.splitlines()[-40:]) for text in texts if text)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description="Run a command on a kernel with cgroup v2, in an emulated machine."
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="install packages (as root), unpack a kernel, and stop"
+    )
+    parser.add_argument("--memory-mib", type=int, default=2048)
+    parser.add_argument("--timeout-s", type=float, default=300.0)
+    parser.add_argument(
+        "--user", type=int, default=0, metavar="UID", help="run the command as this ordinary user"
+    )
+    parser.add_argument("--exchange", type=Path, help="host directory that is /exchange inside")
+    parser.add_argument("--times", action="store_true", help="say on stderr how long it took")
+    parser.add_argument("command", nargs="*", help="after --")
+    options = parser.parse_args(words)
+    if not options.prepare and not options.command:
+        parser.error("a command is needed, after --")
+    # SIGTERM takes the same way out as Ctrl-C: through `finally`.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        if options.prepare:
+            prepare()
+            return 0
+        done = run(
+            options.command,
+            sys.stdout.buffer,
+            exchange=options.exchange,
+            memory_mib=options.memory_mib,
+            timeout_s=options.timeout_s,
+            user=options.user,
+        )
+    except Unavailable as reason:
+        print(f"tests/vm: not available: {reason}", file=sys.stderr)
+        return UNAVAILABLE
+    except MachineFailed as reason:
+        print(f"tests/vm: {reason}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if options.times:
+        print(f"tests/vm: booted in {done.boot_s:.1f} s, ran for {done.run_s:.1f} s", file=sys.stderr)
+    return done.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+#!/bin/busybox sh
+# Process 1 of the test machine that boot.py starts.
+#
+# Stage one runs in the initrd: load modules, stack a tmpfs over the host's read-only root, switch to it.
+# Stage two runs on that root: dress it like a booted machine, run the command, report its exit code, power off.
+#
+# /vm/job (written by boot.py) sets: KEEP, USER_ID, CGROUP. /vm/command is the command itself, as a script.
+set -eu
+
+assemble_root() {
+    /bin/busybox --install -s /bin
+    mkdir -p /proc /sys /dev /host /layers /new /keep
+    mount -t proc proc /proc
+    mount -t sysfs sysfs /sys
+    mount -t devtmpfs devtmpfs /dev
+    while read -r module; do insmod "/vm/modules/$module"; done </vm/modules/order
+
+    # The host does not change under us while a test runs, so the most trusting cache is right.
+    mount -t 9p -o "$HOST_OPTIONS" host /host
+    mount -t tmpfs -o mode=755 layers /layers
+    mkdir /layers/upper /layers/work
+    mount -t overlay -o lowerdir=/host,upperdir=/layers/upper,workdir=/layers/work root /new
+
+    mount --move /proc /new/proc
+    mount --move /sys /new/sys
+    mount --move /dev /new/dev
+    scratch
+    mkdir /new/run/vm
+    cp -r /vm/. /bin/busybox /new/run/vm/
+    exec switch_root /new /run/vm/busybox sh /run/vm/guest.sh supervise
+}
+
+# Plain tmpfs on /tmp and /run: overlayfs refuses an overlay as its upper layer, and tests build overlays there.
+# What they would hide but the command needs (a clone below /tmp, say) is put back.
+scratch() {
+    number=0
+    for path in $KEEP; do
+        number=$((number + 1))
+        mkdir -p "/keep/$number"
+        mount --bind "/new$path" "/keep/$number"
+    done
+    mount -t tmpfs -o mode=1777 tmp /new/tmp
+    mount -t tmpfs -o mode=755 run /new/run
+    number=0
+    for path in $KEEP; do
+        number=$((number + 1))
+        mkdir -p "/new$path"
+        mount --move "/keep/$number" "/new$path"
+    done
+}
+
+dress() {
+    mount -t cgroup2 -o nsdelegate,memory_recursiveprot cgroup2 /sys/fs/cgroup
+    mkdir -p /dev/pts /dev/shm /disk /exchange
+    mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
+    mount -t tmpfs -o mode=1777 shm /dev/shm
+    [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
+    mount -t ext4 /dev/vda /disk
+    chmod 1777 /disk
+    mount -t 9p -o trans=virtio,version=9p2000.L,cache=none exchange /exchange
+    "$BUSYBOX" ip link set lo up
+    hostname holdfast-vm
+    [ "$USER_ID" = 0 ] || admit_user
+    delegate
+}
+
+# The ordinary user gets a home, and a way to the interpreter where root's home is closed to others.
+admit_user() {
+    mkdir -p /tmp/home
+    chown "$USER_ID:$USER_ID" /tmp/home
+    for directory in $OPEN; do chmod a+x "$directory"; done
+}
+
+# A cgroup as systemd hands it to a service with Delegate=yes: every controller, owned by the user, and the command
+# inside it, so that "no processes in an inner cgroup" binds here as it does on a real machine.
+delegate() {
+    path=/sys/fs/cgroup
+    for name in $(echo "$CGROUP" | tr / ' '); do
+        for controller in $(cat $path/cgroup.controllers); do echo "+$controller" >$path/cgroup.subtree_control; done
+        path=$path/$name
+        mkdir $path
+    done
+    chown "$USER_ID:$USER_ID" $path $path/cgroup.procs $path/cgroup.threads $path/cgroup.subtree_control
+}
+
+supervise() {
+    exec 3>/dev/vport0p1
+    dress
+    mkfifo /run/vm/output
+    cat /run/vm/output >/dev/vport0p2 3>&- &
+    pump=$!
+    echo ready >&3
+
+    code=0
+    /bin/sh /run/vm/command </dev/null >/run/vm/output 2>&1 3>&- || code=$?
+
+    # A process the command left behind may hold the pipe open: the rest of the output has three seconds.
+    (sleep 3 && kill $pump) 3>&- &
+    wait $pump || true
+    echo "exit $code" >&3
+    echo o >/proc/sysrq-trigger
+    sleep 60
+}
+
+if [ "${1:-}" = supervise ]; then
+    BUSYBOX=/run/vm/busybox
+    . /run/vm/job
+    supervise
+else
+    export PATH=/bin
+    . /vm/job
+    assemble_root
+fi
