@@ -6,16 +6,18 @@
 What the command finds inside:
 
 - the host's root, read-only over 9p, below a tmpfs: the same paths and tools, and every write vanishes;
-- the clone as working directory; PATH, HOME and HOLDFAST_HOME as outside;
+- the clone as working directory; PATH, HOME and HOLDFAST_HOME as outside (an ordinary user's HOME is new);
 - cgroup v2 alone, and itself in a delegated cgroup, as in a systemd service with Delegate=yes;
-- `/tmp`, `/run`: plain tmpfs. `/disk`: an empty ext4. Overlays work on these, not on the rest (itself an overlay);
-- `/exchange`: a directory of the host (`--exchange`), the only way out for a file; no network but loopback.
+- `/tmp` and `/run`: plain tmpfs, without what the host has there; `/disk`: an empty ext4. Overlays can be built
+  on these and on nothing else, for the rest is itself an overlay;
+- `/exchange`: a directory of the host (`--exchange`), the only way out for a file;
+- no network but loopback.
 
-The machine is emulated in software: a CPU-bound command is some ten times slower than outside. It is no security
-boundary for the host: whoever is root inside reads all that the caller can read.
+The machine is emulated in software, so a CPU-bound command is ten to thirty times slower than outside. It is
+no security boundary for the host: whoever is root inside reads all that the caller can read.
 
-Exit codes of our own: 125 when the machine failed (panic, time-out), 124 when it cannot be had here. The command's code
-comes through a port that only process 1 of the guest can open, so nothing the command prints is taken for it.
+Our own exit codes are 124, the machine cannot be had here, and 125, it failed (panic, time-out). The command's
+code comes through a port that process 1 of the guest holds open: nothing the command prints is mistaken for it.
 """
 
 import argparse
@@ -125,7 +127,7 @@ def run(
 
 
 def prepare() -> Kernel:
-    """Install what is missing (root only) and unpack a kernel below the clone. Quick when nothing is missing."""
+    """Install what is missing (root only), unpack a kernel below the clone. Quick the second time."""
     refuse_other_machines()
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
@@ -171,7 +173,7 @@ def missing_packages() -> list[str]:
 
 
 def apt(*command: str, directory: Path | None = None) -> str:
-    """Once more after `apt-get update` if it fails: a fresh image has no package lists, an old one stale ones."""
+    """Once more after `apt-get update` if it fails: a fresh image has no package lists, an old one stale."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     for retry in (False, True):
         done = subprocess.run(
@@ -196,7 +198,7 @@ def cached_kernel() -> Kernel | None:
 
 
 def unpack_kernel() -> Kernel:
-    """Download the package without installing it; keep the kernel and the modules we load, 10 of its 400 MB."""
+    """Download the package without installing it; keep the kernel and the modules we load."""
     depends = apt("apt-cache", "depends", KERNEL_PACKAGE)
     named = re.search(r"Depends: (linux-image-\d\S+)", depends)
     if named is None:
@@ -223,9 +225,9 @@ def unpack_kernel() -> Kernel:
 
 
 def unpacked_image(image: bytes) -> bytes:
-    """The kernel inside a compressed one: QEMU starts either, and the emulated processor needs 5 s to unpack it.
+    """The kernel inside a compressed one: QEMU starts either, but the emulated processor unpacks for seconds.
 
-    Where it lies is in the header of the x86 boot protocol. A kernel that is not compressed with xz stays as it is.
+    The header of the x86 boot protocol says where it lies. A kernel not compressed with xz stays as it is.
     """
     setup_sectors = image[0x1F1]
     offset, length = struct.unpack_from("<II", image, 0x248)
@@ -239,7 +241,7 @@ def unpacked_image(image: bytes) -> bytes:
 def load_order(tree: Path, wanted: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """The wanted modules and all they depend on, dependencies first.
 
-    The package has no modules.dep (installing it would run depmod), so we read what the build recorded in each module.
+    The package has no modules.dep (installing it would run depmod), but each module records what it needs.
     """
     files = {
         file.name.partition(".ko")[0].replace("-", "_"): file
@@ -341,7 +343,7 @@ def initrd(kernel: Kernel, job: Mapping[str, bytes]) -> bytes:
 
 
 def cpio_entry(name: str, mode: int, content: bytes) -> bytes:
-    """One member of a cpio archive in the `newc` format: 13 numbers in hexadecimal, name and content padded to 4."""
+    """One member of a `newc` archive: 13 numbers in hexadecimal, then name and content, padded to 4."""
     # inode, mode, uid, gid, links, mtime, size, device (2), special device (2), length of the name, checksum
     numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
     header = b"070701" + b"".join(b"%08X" % number for number in numbers) + name.encode() + b"\0"
@@ -360,7 +362,7 @@ def qemu_arguments(machine: Machine, work: Path, *, output: int, status: int) ->
         # QEMU dies with us even if we are killed by a signal that leaves no time to say so.
         *("setpriv", "--pdeathsig", "KILL"),
         *("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"),
-        # Software emulation on purpose: /dev/kvm exists on hosts where it hangs. Five-level page tables only cost time.
+        # Emulation on purpose: /dev/kvm exists on hosts where it hangs. Five-level page tables cost time.
         *("-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", str(machine.memory_mib)),
         *("-kernel", str(machine.kernel.image), "-initrd", str(work / "initrd"), "-append", KERNEL_OPTIONS),
         *("-serial", f"file:{work / 'console'}"),
@@ -379,7 +381,7 @@ def qemu_arguments(machine: Machine, work: Path, *, output: int, status: int) ->
         ),
         *("-drive", f"file={work / 'disk'},if=virtio,format=raw,cache=unsafe"),
         *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"),
-        # Owners and modes of what the guest writes are kept beside the files: it cannot make a set-uid file out here.
+        # Owners and modes are kept beside the files: the guest cannot make a set-uid file out here.
         *("-virtfs", f"local,path={machine.exchange},mount_tag=exchange,security_model=mapped-file"),
     ]
 
@@ -388,7 +390,7 @@ def qemu_arguments(machine: Machine, work: Path, *, output: int, status: int) ->
 
 
 class Listener:
-    """Reads what the machine sends: output to pass on, and the two reports of its process 1 with their times."""
+    """Takes what the machine sends: output to pass on, and the two reports of its process 1."""
 
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
@@ -424,7 +426,7 @@ def watch(machine: Machine, work: Path, output: BinaryIO, *, timeout_s: float) -
 
 @contextlib.contextmanager
 def qemu_running(machine: Machine, work: Path) -> Iterator[tuple[int, int]]:
-    """QEMU in a process group of its own, gone on the way out. Yields the reading ends of output and status."""
+    """QEMU in its own process group, gone on the way out. Yields the reading ends of output and status."""
     output_end, output_in = os.pipe()
     status_end, status_in = os.pipe()
     qemu = None

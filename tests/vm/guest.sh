@@ -67,7 +67,7 @@ dress() {
 # The ordinary user gets a home, and a way to the interpreter where root's home is closed to others.
 admit_user() {
     mkdir -p /tmp/home
-    chown "$USER_ID:$USER_ID" /tmp/home
+    chown "$USER_ID:$USER_ID" /tmp/home /exchange
     for directory in $OPEN; do chmod a+x "$directory"; done
 }
 

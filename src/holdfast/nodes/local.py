@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-import holdfast
+
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import KernelStartFailed, SandboxUnavailable
@@ -24,7 +24,7 @@ from holdfast.sandbox import cgroups, namespaces
 
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
-_PACKAGE = Path(holdfast.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _KEEPER = "import sys; sys.path.append(sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
 
 _decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)

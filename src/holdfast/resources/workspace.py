@@ -33,6 +33,7 @@ class Workspace:
         for name in DIRECTORIES:
             directory = self.path / name
             directory.mkdir(mode=0o700)
+            directory.chmod(0o1777 if name == "tmp" else 0o700)
             if owner is not None:
                 os.chown(directory, owner, owner)
 

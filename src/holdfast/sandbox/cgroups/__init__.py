@@ -63,7 +63,7 @@ def _find_cgroup(owner: str, uid: int) -> Tree:
     if found.v2 is None:
         raise CgroupUnavailable(
             "no cgroup hierarchy with a memory controller is mounted",
-            remedy="sudo mount -t cgroup2 none /sys/fs/cgroup (in a container: docker run --privileged)",
+            remedy=f"sudo mount -t cgroup2 none /sys/fs/cgroup (in a container: {delegation.IN_A_CONTAINER})",
         )
     # systemd comes before a cgroup that merely happens to be writable: all of a login is, and it
     # belongs to systemd.

@@ -24,6 +24,7 @@ from holdfast.sandbox.cgroups.hierarchies import (
 )
 
 ENABLE = " ".join(f"+{name}" for name in V2_CONTROLLERS)
+IN_A_CONTAINER = "start the container with: docker run --privileged --cgroupns=private"
 
 _SYSTEMD = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 _SLICE = "app.slice"
@@ -32,6 +33,11 @@ _SCOPE_PATIENCE_S = 5.0
 
 def directory(top: str, uid: int) -> str:
     return f"{top}/holdfast-{uid}"
+
+
+def remedy(found: Hierarchies, uid: int) -> str:
+    """For one who may not write: root himself is only refused where the tree is mounted read-only."""
+    return IN_A_CONTAINER if uid == 0 else command(found, uid)
 
 
 def command(found: Hierarchies, uid: int) -> str:
@@ -104,7 +110,7 @@ def controllers_remedy(directory: str, missing: set[str]) -> str:
         step = f'echo "{ENABLE}" > {above}/cgroup.subtree_control'
         return f"sudo sh -c {shlex.quote(step)}"
     if os.path.exists(f"{directory}/cgroup.type"):  # only the machine's root has none: a container
-        return "start the container with docker run --privileged --cgroupns=private"
+        return IN_A_CONTAINER
     enable = " ".join(f"cgroup_enable={name}" for name in sorted(missing))
     return f"boot with the kernel parameters cgroup_no_v1=all {enable}"
 

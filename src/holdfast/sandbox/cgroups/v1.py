@@ -42,7 +42,7 @@ def open_tree(owner: str, found: Hierarchies, uid: int) -> "V1Tree":
     if denied:
         raise CgroupUnavailable(
             f"user {uid} may not create cgroups for: {', '.join(denied)}",
-            remedy=delegation.command(found, uid),
+            remedy=delegation.remedy(found, uid),
         )
     return V1Tree(owner, directories)
 

@@ -50,7 +50,7 @@ def open_tree(owner: str, found: Hierarchies, tree: Hierarchy, uid: int) -> "V2T
     if parent is None:
         raise CgroupUnavailable(
             f"user {uid} may not create cgroups that his processes could enter",
-            remedy=delegation.command(found, uid),
+            remedy=delegation.remedy(found, uid),
         )
     return V2Tree(owner, _prepared(parent, owner), keeper_leaf=True)
 
