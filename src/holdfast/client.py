@@ -72,9 +72,7 @@ class AsyncSession:
     async def _open(self) -> None:
         if self._live is None:
             self._service = await engine.service(self._settings)
-            self._live = await self._service.create_session(
-                limits=self._limits, env=self._env, report=self._report
-            )
+            self._live = await self._service.create_session(limits=self._limits, env=self._env, report=self._report)
 
     async def __aenter__(self) -> "AsyncSession":
         return await self.open()
@@ -334,9 +332,7 @@ def _deliverer(
     return deliver
 
 
-def _emitter(
-    on_stdout: OnText | None, on_stderr: OnText | None, on_display: OnDisplay | None
-) -> Emit | None:
+def _emitter(on_stdout: OnText | None, on_stderr: OnText | None, on_display: OnDisplay | None) -> Emit | None:
     deliver = _deliverer(on_stdout, on_stderr, on_display)
     if deliver is None:
         return None

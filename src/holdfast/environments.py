@@ -159,9 +159,7 @@ async def _ensure_built(lock: Path, envs: Path, interpreter: str, report: Report
         async with _alone(envs, report) as held:
             return _finished(envs, key) or await _build(lock, final, base=base, held=held, report=report)
     except OSError as error:
-        raise EnvironmentBuildFailed(
-            f"cannot write {final}: {error.strerror}", hint=_hint(str(error))
-        ) from error
+        raise EnvironmentBuildFailed(f"cannot write {final}: {error.strerror}", hint=_hint(str(error))) from error
 
 
 @contextlib.asynccontextmanager
@@ -196,9 +194,7 @@ async def _build(lock: Path, final: Path, *, base: "_Probe", held: int, report: 
     draft = final.with_name(_DRAFT + secrets.token_hex(6))
     try:
         await anyio.to_thread.run_sync(_sweep, final.parent)
-        await _uv(
-            ["venv", "--relocatable", "--no-project", "--python", base.base_python, str(draft)], held=held
-        )
+        await _uv(["venv", "--relocatable", "--no-project", "--python", base.base_python, str(draft)], held=held)
         await _install(lock, draft, held=held, report=report)
         report(Progress(phase="storing", text="writing to disk"))
         environment = _relocated(_described(await _probe(str(draft / "bin" / "python"))), final)
@@ -304,9 +300,7 @@ async def _uv(
         status = await process.wait()
     if status != 0:
         said = "\n".join(tail)
-        raise EnvironmentBuildFailed(
-            f"uv {arguments[0]} ended with status {status}:\n{said}", hint=_hint(said)
-        )
+        raise EnvironmentBuildFailed(f"uv {arguments[0]} ended with status {status}:\n{said}", hint=_hint(said))
 
 
 @contextlib.asynccontextmanager
@@ -526,9 +520,7 @@ def _refuse_incomplete(probe: _Probe) -> None:
 def _remedy(python: str, wanted: str, probe: _Probe) -> str:
     if probe.externally_managed and probe.prefix == probe.base_prefix:
         # uv refuses to install there, as pip does.
-        return (
-            f"uv venv --python {python} guests && uv pip install --python guests {wanted}; then choose guests"
-        )
+        return f"uv venv --python {python} guests && uv pip install --python guests {wanted}; then choose guests"
     return f"uv pip install --python {python} {wanted}"
 
 

@@ -1,6 +1,7 @@
 """Limits that no cgroup keeps: looked at while a run goes on, and ended by a kill when they are passed."""
 
 import os
+from collections.abc import Callable
 
 import anyio.to_thread
 
@@ -21,14 +22,15 @@ class DiskGuard:
     limit by about what it writes between two ticks.
     """
 
-    def __init__(self, workspace: Workspace, cgroup: Cgroup, limits: Limits) -> None:
+    def __init__(self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits) -> None:
         self._workspace = workspace
-        self._cgroup = cgroup
+        self._pids = pids
         self._limits = limits
-        self._seen = self._free()
+        self._seen = (0, 0)
 
     async def __call__(self) -> Stop | None:
         free_bytes, free_files = self._free()
+        self._seen = max(self._seen[0], free_bytes), max(self._seen[1], free_files)
         if (
             self._seen[0] - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
             and self._seen[1] - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
@@ -39,7 +41,7 @@ class DiskGuard:
 
     def measure(self) -> Stop | None:
         usage = self._workspace.usage()
-        size = usage.size_bytes + unlinked_bytes(self._cgroup.pids())
+        size = usage.size_bytes + unlinked_bytes(self._pids())
         if size > self._limits.disk_bytes:
             used, limit = size >> 20, self._limits.disk_bytes >> 20
             return _stop(f"the session's disk holds {used:,} MiB, and its limit is {limit:,} MiB")

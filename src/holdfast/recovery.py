@@ -55,13 +55,17 @@ def _explain_stop(outcome: Outcome) -> RunError | None:
     assert outcome.stop is not None
     if outcome.stop.reason == "interrupted" and outcome.raised is None:
         return None  # it was done before the interrupt reached it
-    return _error(outcome.stop.reason, f"{outcome.stop.message}. It was interrupted; variables are kept.", outcome.raised)
+    return _error(
+        outcome.stop.reason, f"{outcome.stop.message}. It was interrupted; variables are kept.", outcome.raised
+    )
 
 
 def _explain_loss(outcome: Outcome, memory: Memory) -> RunError:
     if memory.oom_kills:
         used, cap = memory.peak_bytes // _MIB, memory.cap_bytes // _MIB
-        message = f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more. {_LOST}"
+        message = (
+            f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more. {_LOST}"
+        )
         return _error("out_of_memory", message, outcome.raised)
     if outcome.stop is not None:
         message = f"{outcome.stop.message}, and did not heed an interrupt: the kernel was killed. {_LOST}"

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from holdfast.config import Limits
 from holdfast.environments import Environment
@@ -46,6 +47,7 @@ class LiveSession:
         self._turn = anyio.Lock()
         self._now: Incarnation | None = None
         self._conduct: Conduct | None = None
+        self._disk_guard = DiskGuard(workspace, self._pids, limits)
         self._closed = False
 
     @property
@@ -56,9 +58,7 @@ class LiveSession:
         await anyio.to_thread.run_sync(lambda: self.workspace.create(owner=self._ids.file_owner))
         await self._renew()
 
-    async def run(
-        self, code: str, *, timeout_s: float, emit: Emit | None = None, ask: Ask | None = None
-    ) -> Run:
+    async def run(self, code: str, *, timeout_s: float, emit: Emit | None = None, ask: Ask | None = None) -> Run:
         """Execute one cell to its end."""
         if len(code.encode(errors="replace")) > self.limits.code_bytes:
             raise InvalidSetting(
@@ -182,7 +182,7 @@ class LiveSession:
         emit: Emit | None,
         ask: Ask | None,
     ) -> tuple[Conduct, Outcome, RunError | None, list[Stray], int | None]:
-        """Conduct a request; then name and kill what it left; then, if the kernel is lost, replace it."""
+        """Conduct a request to its end and clear up after it."""
         cgroup = incarnation.cgroup
         output = RunOutput(
             self.workspace.logs / run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
@@ -193,27 +193,40 @@ class LiveSession:
         try:
             outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards(incarnation))
         except BaseException:
-            # The caller gave up (cancelled): nothing runs on unattended, so this kernel's cell ends with it.
+            # The caller is gone (cancelled), or its callback failed: the cell ends with it.
             with anyio.CancelScope(shield=True):
-                await self._renew()
+                gave_up = Stop(reason="interrupted", message="the caller gave up")
+                await self._clear_up(incarnation, await conduct.abandon(gave_up))
             raise
         finally:
             self._conduct = None
             output.close()
+        outcome = await self._check_disk(outcome)
         peak = cgroup.memory_peak_bytes()
-        cap = self.limits.memory_bytes
-        error = explain(outcome, Memory(oom_kills=cgroup.oom_kills(), peak_bytes=peak, cap_bytes=cap))
-        strays = await self._strays(incarnation, outcome)
-        if outcome.finished is None:
-            await self._renew_or_wait()
-        forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
+        memory = Memory(oom_kills=cgroup.oom_kills(), peak_bytes=peak, cap_bytes=self.limits.memory_bytes)
+        error = explain(outcome, memory)
+        strays = await self._clear_up(incarnation, outcome)
         return conduct, outcome, error, strays, peak if peak_is_exact else None
 
     def _guards(self, incarnation: Incarnation) -> list[Guard]:
-        guards: list[Guard] = [DiskGuard(self.workspace, incarnation.cgroup, self.limits)]
+        guards: list[Guard] = [self._disk_guard]
         if self.memory_cap == "watchdog":
             guards.append(MemoryWatchdog(incarnation.cgroup))
         return guards
+
+    async def _check_disk(self, outcome: Outcome) -> Outcome:
+        """A cell may have been over before anybody looked: what it wrote counts all the same."""
+        stop = await self._disk_guard() if outcome.finished else None
+        return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
+
+    async def _clear_up(self, incarnation: Incarnation, outcome: Outcome) -> list[Stray]:
+        """Name and kill what the request left; replace the kernel if it is lost."""
+        strays = await self._strays(incarnation, outcome)
+        if outcome.finished is None:
+            await self._renew_or_wait()
+        if outcome.duration_s > 0.1:  # nothing that is over sooner prints enough to matter
+            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
+        return strays
 
     async def _strays(self, incarnation: Incarnation, outcome: Outcome) -> list[Stray]:
         kernel, cgroup = incarnation.kernel, incarnation.cgroup
@@ -222,9 +235,7 @@ class LiveSession:
         if set(cgroup.pids()) - keep:
             killed = await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep))
         own = {kernel.pid, kernel.init_pid}
-        processes = [
-            Stray(kind="process", name=k.command, outcome="killed") for k in killed if k.pid not in own
-        ]
+        processes = [Stray(kind="process", name=k.command, outcome="killed") for k in killed if k.pid not in own]
         threads = outcome.finished.threads if outcome.finished else []
         return processes + [Stray(kind="thread", name=name, outcome="frozen") for name in threads]
 
@@ -249,9 +260,7 @@ class LiveSession:
     async def _renew(self) -> Incarnation:
         """A fresh kernel in place of the present one, if any."""
         await self._end_kernel()
-        self._now = await self._node.fork(
-            self._environment, session=self.id, ids=self._ids, limits=self.limits
-        )
+        self._now = await self._node.fork(self._environment, session=self.id, ids=self._ids, limits=self.limits)
         self.generation += 1
         self._now.cgroup.freeze()
         return self._now
@@ -268,6 +277,9 @@ class LiveSession:
         if incarnation is not None:
             with anyio.CancelScope(shield=True):
                 await incarnation.end()
+
+    def _pids(self) -> list[int]:
+        return self._now.cgroup.pids() if self._now else []
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

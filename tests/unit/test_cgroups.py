@@ -120,9 +120,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     return True
 
 
-def test_a_child_that_takes_more_memory_than_the_cap_is_killed_and_counted(
-    make: Make, spawn: Spawner
-) -> None:
+def test_a_child_that_takes_more_memory_than_the_cap_is_killed_and_counted(make: Make, spawn: Spawner) -> None:
     cgroup = make(Limits(memory_bytes=32 * MIB, pids=16, cpus=None))
 
     child = spawn(cgroup, "x = bytearray(100 << 20)")
@@ -168,9 +166,7 @@ def test_a_peak_above_the_one_before_the_reset_is_exact_even_where_it_cannot_be_
     make: Make, spawn: Spawner
 ) -> None:
     cgroup = make()
-    child = spawn(
-        cgroup, "print(1, flush=True); time.sleep(.2); x = bytearray(40 << 20); del x; print(2, flush=True)"
-    )
+    child = spawn(cgroup, "print(1, flush=True); time.sleep(.2); x = bytearray(40 << 20); del x; print(2, flush=True)")
     line_of(child)
     cgroup.reset_peak()
 
@@ -217,9 +213,7 @@ def test_the_cpu_quota_slows_a_busy_child_down(make: Make, spawn: Spawner) -> No
     assert 0.01 < used < 0.35
 
 
-def test_freezing_stops_a_counting_child_and_thawing_lets_it_go_on(
-    make: Make, spawn: Spawner, tmp_path: Path
-) -> None:
+def test_freezing_stops_a_counting_child_and_thawing_lets_it_go_on(make: Make, spawn: Spawner, tmp_path: Path) -> None:
     cgroup = make()
     place = tmp_path / "count"
     count = f"n = 0\nwhile True:\n n += 1\n open({str(place)!r}, 'w').write(str(n))\n time.sleep(.001)"
@@ -303,9 +297,7 @@ def test_a_cgroup_that_cannot_be_limited_is_not_left_behind(tree: Tree) -> None:
 
 
 @root_only
-def test_sweeping_kills_and_removes_what_a_crashed_owner_left_and_nothing_else(
-    tree: Tree, make, spawn
-) -> None:
+def test_sweeping_kills_and_removes_what_a_crashed_owner_left_and_nothing_else(tree: Tree, make, spawn) -> None:
     mine = make()
     survivor = spawn(mine, "print('up', flush=True); time.sleep(60)")
     line_of(survivor)
@@ -447,8 +439,7 @@ def test_the_scope_is_asked_for_with_every_property_it_needs() -> None:
 
     *call, description_and_rest = " ".join(words).split(" StartTransientUnit ", 1)
     assert call == [
-        "busctl --user --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 "
-        "org.freedesktop.systemd1.Manager"
+        "busctl --user --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
     ]
     assert description_and_rest == (
         "ssa(sv)a(sa(sv)) holdfast-home-77.scope fail 5 Description s Holdfast sessions "

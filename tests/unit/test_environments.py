@@ -148,9 +148,7 @@ async def test_the_renamed_environment_works_and_knows_its_place(built: Built) -
     assert f"home = {os.path.dirname(environment.base_python)}" in Path(prefix, "pyvenv.cfg").read_text()
 
 
-async def test_a_warm_start_takes_no_process_and_no_time(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_warm_start_takes_no_process_and_no_time(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a warm start must not start a process")
 
@@ -196,9 +194,7 @@ async def test_a_damaged_description_means_a_new_build(lock: Path, home: Path) -
 # Interruptions
 
 
-async def test_a_cancelled_build_leaves_nothing(
-    lock: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_build_leaves_nothing(lock: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[anyio.abc.Process] = []
     real = anyio.open_process
 
@@ -330,9 +326,7 @@ async def test_the_tests_own_interpreter_can_be_inspected(monkeypatch: pytest.Mo
     assert re.fullmatch("[0-9a-f]{64}", found.fingerprint)
 
 
-async def test_what_is_missing_comes_with_the_command_that_installs_it(
-    lock: Path, shelf: Path, home: Path
-) -> None:
+async def test_what_is_missing_comes_with_the_command_that_installs_it(lock: Path, shelf: Path, home: Path) -> None:
     lock.write_text(wheel(shelf, "pebble", "pebble"))
     bare = await build(lock, home)
     with pytest.raises(EnvironmentUnusable, match="cannot import IPython and msgspec") as caught:
@@ -454,9 +448,7 @@ def drawn(*reports: Progress) -> str:
 
 def test_the_shipped_lock_names_no_place() -> None:
     for line in environments.LOCK.read_text().splitlines():
-        assert re.fullmatch(
-            r"[a-z0-9-]+==[\w.]+( ; [^/:]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line
-        ), line
+        assert re.fullmatch(r"[a-z0-9-]+==[\w.]+( ; [^/:]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
 
 
 def test_the_shipped_lock_covers_what_is_asked_for() -> None:

@@ -314,10 +314,7 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
 
 def test_children_and_what_they_execute_stay_confined(tmp_path: Path) -> None:
     attempt = "import ctypes; print(ctypes.CDLL(None, use_errno=True).unshare(0), ctypes.get_errno())"
-    assert (
-        said(f'import subprocess; subprocess.run([sys.executable, "-c", {attempt!r}])', cwd=tmp_path)
-        == "-1 1"
-    )
+    assert said(f'import subprocess; subprocess.run([sys.executable, "-c", {attempt!r}])', cwd=tmp_path) == "-1 1"
 
 
 def test_without_no_new_privs_nothing_is_installed(tmp_path: Path) -> None:
@@ -328,9 +325,7 @@ def test_without_no_new_privs_nothing_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_program_that_linux_rejects_raises(tmp_path: Path) -> None:
-    done = run(
-        "linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1); seccomp.install(bytes(8))", cwd=tmp_path, before=OPEN
-    )
+    done = run("linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1); seccomp.install(bytes(8))", cwd=tmp_path, before=OPEN)
 
     assert done.returncode == 1
     assert "Invalid argument" in done.stderr

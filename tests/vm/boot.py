@@ -8,16 +8,16 @@ What the command finds inside:
 - the host's root, read-only over 9p, below a tmpfs: the same paths and tools, and every write vanishes;
 - the clone as working directory; PATH, HOME and HOLDFAST_HOME as outside (an ordinary user's HOME is new);
 - cgroup v2 alone, and itself in a delegated cgroup, as in a systemd service with Delegate=yes;
-- `/tmp` and `/run`: plain tmpfs, without what the host has there; `/disk`: an empty ext4. Overlays can be built
-  on these and on nothing else, for the rest is itself an overlay;
+- `/tmp` and `/run`: plain tmpfs, without what the host has there; `/disk`: an empty ext4. Overlays can be
+  built on these and on nothing else, for the rest is itself an overlay;
 - `/exchange`: a directory of the host (`--exchange`), the only way out for a file;
 - no network but loopback.
 
 The machine is emulated in software, so a CPU-bound command is ten to thirty times slower than outside. It is
 no security boundary for the host: whoever is root inside reads all that the caller can read.
 
-Our own exit codes are 124, the machine cannot be had here, and 125, it failed (panic, time-out). The command's
-code comes through a port that process 1 of the guest holds open: nothing the command prints is mistaken for it.
+Our own exit codes are 124, the machine cannot be had here, and 125, it failed (panic, time-out). The
+command's code comes through a port that process 1 of the guest holds open: no output can be mistaken for it.
 """
 
 import argparse
@@ -134,9 +134,7 @@ def prepare() -> Kernel:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if missing := missing_packages():
             if os.geteuid() != 0:
-                raise Unavailable(
-                    f"needs root once: apt-get install --no-install-recommends {' '.join(missing)}"
-                )
+                raise Unavailable(f"needs root once: apt-get install --no-install-recommends {' '.join(missing)}")
             apt(
                 "apt-get",
                 "install",
@@ -146,7 +144,15 @@ def prepare() -> Kernel:
                 "DPkg::Lock::Timeout=120",
                 *missing,
             )
+        sweep()
         return cached_kernel() or unpack_kernel()
+
+
+def sweep() -> None:
+    """Remove what runs that were killed outright left behind; a day-old one is surely over."""
+    for directory in (*CACHE.glob("run-*"), *CACHE.glob("unpack-*")):
+        if time.time() - directory.stat().st_mtime > 86400:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def prepared_kernel() -> Kernel:
@@ -176,9 +182,7 @@ def apt(*command: str, directory: Path | None = None) -> str:
     """Once more after `apt-get update` if it fails: a fresh image has no package lists, an old one stale."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     for retry in (False, True):
-        done = subprocess.run(
-            command, cwd=directory, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout
         if not retry:
@@ -243,11 +247,7 @@ def load_order(tree: Path, wanted: Iterable[str]) -> Iterator[tuple[str, bytes]]
 
     The package has no modules.dep (installing it would run depmod), but each module records what it needs.
     """
-    files = {
-        file.name.partition(".ko")[0].replace("-", "_"): file
-        for file in tree.rglob("*.ko*")
-        if file.is_file()
-    }
+    files = {file.name.partition(".ko")[0].replace("-", "_"): file for file in tree.rglob("*.ko*") if file.is_file()}
     builtin = {
         Path(line).stem.replace("-", "_")
         for listing in tree.rglob("modules.builtin")
@@ -472,21 +472,17 @@ def listen(heard: Mapping[int, Callable[[bytes], None]], *, deadline: float) -> 
 def last_words(work: Path) -> str:
     logs = ((work / name) for name in ("qemu-errors", "console"))
     texts = (log.read_text(errors="replace").strip() for log in logs if log.exists())
-    return "\n".join("\n".join(text.splitlines()[-40:]) for text in texts if text)
+    lines = "\n".join(texts).splitlines()
+    panic = next((number for number, line in enumerate(lines) if "Kernel panic" in line), len(lines))
+    return "\n".join(lines[max(0, panic - 20) : panic + 20])
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="Run a command on a kernel with cgroup v2, in an emulated machine."
-    )
-    parser.add_argument(
-        "--prepare", action="store_true", help="install packages (as root), unpack a kernel, and stop"
-    )
+    parser = argparse.ArgumentParser(description="Run a command on a kernel with cgroup v2, in an emulated machine.")
+    parser.add_argument("--prepare", action="store_true", help="install packages (as root), unpack a kernel, and stop")
     parser.add_argument("--memory-mib", type=int, default=2048)
     parser.add_argument("--timeout-s", type=float, default=300.0)
-    parser.add_argument(
-        "--user", type=int, default=0, metavar="UID", help="run the command as this ordinary user"
-    )
+    parser.add_argument("--user", type=int, default=0, metavar="UID", help="run the command as this ordinary user")
     parser.add_argument("--exchange", type=Path, help="host directory that is /exchange inside")
     parser.add_argument("--times", action="store_true", help="say on stderr how long it took")
     parser.add_argument("command", nargs="*", help="after --")

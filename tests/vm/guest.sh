@@ -13,6 +13,7 @@ assemble_root() {
     mount -t proc proc /proc
     mount -t sysfs sysfs /sys
     mount -t devtmpfs devtmpfs /dev
+    exec </dev/console >/dev/console 2>&1
     while read -r module; do insmod "/vm/modules/$module"; done </vm/modules/order
 
     # The host does not change under us while a test runs, so the most trusting cache is right.

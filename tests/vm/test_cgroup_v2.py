@@ -1,4 +1,4 @@
-"""Part of the suite again, on a kernel with cgroup v2. First: `python tests/vm/boot.py --prepare`, as root."""
+"""Part of the suite again, on a kernel with cgroup v2. First `python tests/vm/boot.py --prepare` as root."""
 
 import io
 import sys

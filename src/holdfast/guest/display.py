@@ -35,9 +35,7 @@ class GuestDisplayHook(DisplayHook):
         pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        self.shell.sink.send(
-            wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {}))
-        )
+        self.shell.sink.send(wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {})))
 
     def finish_displayhook(self) -> None:
         pass

@@ -69,9 +69,7 @@ class Guest:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            return wire.Raised(
-                name="KeyboardInterrupt", message="", traceback="KeyboardInterrupt", kind="exception"
-            )
+            return wire.Raised(name="KeyboardInterrupt", message="", traceback="KeyboardInterrupt", kind="exception")
 
     def _run_command(self, command: str) -> wire.Finished:
         process: list[subprocess.Popen[bytes]] = []

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import struct
+from contextlib import suppress
 from typing import Literal
 
 import anyio
@@ -82,9 +83,13 @@ class Kernel:
                         raise ConnectionError(f"the kernel ended while it started: {event}")
 
     async def wait(self, timeout_s: float | None) -> list[Happening]:
-        """What happened next; nothing, if the time is over. What was printed comes before what was sent later."""
+        """What happened next; nothing, if the time is over."""
         with anyio.move_on_after(timeout_s):
             await anyio.wait_readable(self._epoll)
+        return self.collect()
+
+    def collect(self) -> list[Happening]:
+        """What has happened so far. What was printed comes before what was sent later."""
         ready = {fd for fd, _ in self._epoll.poll(0)}
         messages = self._read_messages() if self._control.fileno() in ready else []
         deaths = self._read_reports() if self._reports.fileno() in ready else []
@@ -108,11 +113,9 @@ class Kernel:
 
     async def send(self, message: wire.Message) -> None:
         """Give the kernel a request. A kernel that is gone is noticed by `wait`, not here."""
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             for packet in wire.packets(message):
                 await self._send_packet(packet)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def interrupt(self) -> None:
         self._signal(self.pid, signal.SIGINT)
@@ -177,19 +180,14 @@ class Kernel:
 
     def _meet(self, pid: int) -> int:
         """Hold on to a process: a number may be another's by the time we use it, a pidfd never is."""
-        try:
+        with suppress(ProcessLookupError):
             self._pidfds[pid] = os.pidfd_open(pid)
-        except ProcessLookupError:
-            pass
         return pid
 
     def _signal(self, pid: int, number: int) -> None:
-        if pid not in self._pidfds:
-            return
-        try:
-            signal.pidfd_send_signal(self._pidfds[pid], number)
-        except ProcessLookupError:
-            pass
+        if pid in self._pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfds[pid], number)
 
     def _forget_pipe(self, fd: int) -> None:
         self._epoll.unregister(fd)

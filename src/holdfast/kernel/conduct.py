@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
+import anyio
 import msgspec
 
 from holdfast.config import Limits
@@ -94,6 +95,10 @@ class Conduct:
         self._limits = limits
         self._emit = emit
         self._ask = ask
+        self._started = time.monotonic()
+        self._deadline = float("inf")
+        self._deadline_message = ""
+        self._guards: list[Guard] = []
         self._stop: Stop | None = None
         self._kill_at = float("inf")
         self._give_up_at = float("inf")
@@ -113,24 +118,44 @@ class Conduct:
             self._kernel.interrupt()
 
     async def run(self, request: wire.Message, *, timeout_s: float, guards: list[Guard]) -> Outcome:
-        started = time.monotonic()
-        deadline = started + timeout_s
-        await self._kernel.send(request)
+        self._deadline = self._started + timeout_s
+        self._deadline_message = f"the run was not done after {timeout_s:g} s"
+        self._guards = guards
+        # Whatever a thread sent between two runs answers nothing; but the kernel may have died meanwhile.
+        for event in self._kernel.collect():
+            if isinstance(event, (Printed, Died, Gone)):
+                await self._take(event)
+        with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
+            await self._kernel.send(request)
+        return await self._end()
+
+    async def abandon(self, stop: Stop) -> Outcome:
+        """End it for a caller who is gone: nothing runs on unattended."""
+        self._emit = self._ask = None
+        self.stop(stop)
+        return await self._end()
+
+    async def _end(self) -> Outcome:
+        """Wait for the end, and bring it about when it does not come by itself."""
         while not self._is_over():
             now = time.monotonic()
-            if now >= deadline:
-                self.stop(Stop(reason="timeout", message=f"the run was not done after {timeout_s:g} s"))
+            if now >= self._deadline:
+                self.stop(Stop(reason="timeout", message=self._deadline_message))
             if now >= self._kill_at and not self._killed:
                 self._kill(now)
-            for event in await self._kernel.wait(min(_TICK_S, max(0.0, deadline - now))):
+            for event in await self._kernel.wait(min(_TICK_S, max(0.001, self._deadline - now))):
                 await self._take(event)
-            await self._check(guards, started)
+            await self._check()
         for event in self._kernel.read_pipes():
             await self._take(event)
         return Outcome(
-            finished=self._finished, raised=self._raised, stop=self._stop, died=self._died, gone=self._gone,
-            duration_s=time.monotonic() - started,
-        )  # fmt: skip
+            finished=self._finished,
+            raised=self._raised,
+            stop=self._stop,
+            died=self._died,
+            gone=self._gone,
+            duration_s=time.monotonic() - self._started,
+        )
 
     def _is_over(self) -> bool:
         return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
@@ -140,13 +165,13 @@ class Conduct:
         self._give_up_at = now + _DEATH_REPORT_S
         self._kernel.kill()
 
-    async def _check(self, guards: list[Guard], started: float) -> None:
+    async def _check(self) -> None:
         if self.output.over_limit:
             limit = self._limits.log_bytes
             self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
-        if time.monotonic() - started < _TICK_S:
+        if time.monotonic() - self._started < _TICK_S:
             return  # most cells are over before a limit can be in danger
-        for guard in guards:
+        for guard in self._guards:
             if (stop := await guard()) is not None:
                 self.stop(stop)
 
@@ -154,31 +179,41 @@ class Conduct:
         match event:
             case Printed():
                 text = self.output.add(event.stream, event.data)
-                if text and self._emit is not None:
-                    await self._emit(Output(stream=event.stream, text=text))
-            case wire.Shown():
-                display = self.shelf.add(event)
-                if self._emit is not None:
-                    await self._emit(Displayed(display=display, update=event.update))
-            case wire.Cleared():
-                self.shelf.clear(wait=event.wait)
-                if self._emit is not None:
-                    await self._emit(DisplaysCleared(wait=event.wait))
-            case wire.Raised():
-                self._raised = event
-            case wire.Finished():
-                self._finished = event
+                if text:
+                    await self._tell(Output(stream=event.stream, text=text))
             case Died():
                 self._died = event
-            case wire.Asked() if self._ask is not None:
-                await self._kernel.send(wire.Answer(text=await self._ask(event.prompt, event.password)))
             case Gone():
                 self._lose(event.reason)
             case _:
-                self._lose(f"it sent {type(event).__name__} where that has no place")
+                await self._hear(event)
+
+    async def _hear(self, message: wire.KernelMessage) -> None:
+        match message:
+            case wire.Shown():
+                display = self.shelf.add(message)
+                await self._tell(Displayed(display=display, update=message.update))
+            case wire.Cleared():
+                self.shelf.clear(wait=message.wait)
+                await self._tell(DisplaysCleared(wait=message.wait))
+            case wire.Raised():
+                self._raised = message
+            case wire.Finished():
+                self._finished = message
+            case wire.Asked() if self._ask is not None:
+                answer = await self._ask(message.prompt, message.password)
+                await self._kernel.send(wire.Answer(text=answer))
+            case _:
+                self._lose(f"it sent {type(message).__name__} where that has no place")
+
+    async def _tell(self, event: Event) -> None:
+        if self._emit is not None:
+            await self._emit(event)
 
     def _lose(self, reason: str) -> None:
         """A kernel that cannot be talked to any more is given a moment to have its death reported, then killed."""
-        if self._gone is None:
+        if self._killed:  # that was us: nobody is left to report anything
+            self._give_up_at = 0.0
+        elif self._gone is None:
             self._gone = reason
             self._kill_at = min(self._kill_at, time.monotonic() + _DEATH_REPORT_S)

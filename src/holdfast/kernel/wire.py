@@ -23,7 +23,6 @@ PACKET_BYTES = 60_000
 MAX_FDS = 16
 
 
-
 class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing in several forms, by MIME type. (A msgspec union cannot hold both str and bytes.)"""
 
@@ -256,9 +255,7 @@ def send_with_fds(sock: socket.socket, message: Message, fds: list[int]) -> None
 
 def receive_with_fds(sock: socket.socket) -> tuple[bytes, list[int]]:
     """The body of one single-packet message and its descriptors; an empty body means the peer is gone."""
-    packet, ancillary, _, _ = sock.recvmsg(
-        PACKET_BYTES + 1, socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
-    )
+    packet, ancillary, _, _ = sock.recvmsg(PACKET_BYTES + 1, socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize))
     fds = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

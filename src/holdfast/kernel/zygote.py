@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 
 import msgspec
 
@@ -127,15 +128,9 @@ def _become_session(
         # A process edge: whatever it was, it must end here and be told.
         complaint = "".join(traceback.format_exception(error))[-4000:]
         os.write(2, complaint.encode())
-        _complain(zygote, complaint)
+        with suppress(OSError):
+            zygote.send(complaint.encode())
     os._exit(1)
-
-
-def _complain(zygote: socket.socket, complaint: str) -> None:
-    try:
-        zygote.send(complaint.encode())
-    except OSError:
-        pass
 
 
 def _attach_output(stdout: int, stderr: int) -> None:

@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import KernelStartFailed, SandboxUnavailable
@@ -114,9 +113,7 @@ class LocalNode:
         if self._keeper is not None:
             await anyio.to_thread.run_sync(_wait_gone, self._keeper.peer_pid)
 
-    async def _fork_kernel(
-        self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
-    ) -> Kernel:
+    async def _fork_kernel(self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup) -> Kernel:
         kernel, guest_fds = _make_kernel()
         guest_fds += cgroup.join_fds()
         try:
@@ -158,7 +155,7 @@ class LocalNode:
         log = self._log_of(environment)
         here, there = _packet_pair()
         line = Line(here)
-        with open(log, "wb") as log_file, there:
+        with open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
             request = wire.StartZygote(
                 python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
                 root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
@@ -232,10 +229,15 @@ async def _start_keeper(logs: Path) -> Line:
     own_pidfd = os.pidfd_open(os.getpid())
     command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), str(there.fileno()), str(own_pidfd)]
     line = Line(here)
-    with open(logs / "keeper.log", "wb") as log, there:
+    with open(logs / "keeper.log", "wb") as log, there:  # noqa: ASYNC230 (once)
         try:
             await anyio.run_process(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(there.fileno(), own_pidfd), check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(there.fileno(), own_pidfd),
+                check=False,
             )
         finally:
             os.close(own_pidfd)

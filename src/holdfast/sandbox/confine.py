@@ -9,9 +9,7 @@ from holdfast.kernel.wire import ForkSession
 from holdfast.sandbox import linux, mounts, namespaces, privileges, seccomp
 
 
-def confine_session(
-    request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[], None]
-) -> None:
+def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[], None]) -> None:
     """What pid 1 and the kernel have in common. Runs as pid 1, still privileged, before the kernel is forked."""
     for fd in cgroup_fds:
         os.write(fd, b"0")
@@ -27,9 +25,7 @@ def confine_kernel(request: ForkSession, *, program: bytes, keep_fds: set[int]) 
     os.setsid()
     privileges.volunteer_for_oom_kill()
     linux.close_all_fds_except(keep_fds)
-    privileges.limit(
-        file_bytes=request.file_bytes, open_files=request.open_files, processes=request.processes
-    )
+    privileges.limit(file_bytes=request.file_bytes, open_files=request.open_files, processes=request.processes)
     privileges.become(mounts.GUEST_ID, may_set_groups=may_set_groups())
     # A change of uid clears it, and then /proc/self would belong to nobody: no debugger-free /proc/self/fd.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)

@@ -62,9 +62,7 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def mount(
-    source: str | None, target: str, kind: str | None = None, flags: int = 0, options: str | None = None
-) -> None:
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
     """mount(2); paths are bytes on Linux, so surrogate escapes go through unharmed."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     _check(

@@ -134,9 +134,7 @@ def _make_virtual_environment(target: Path, *, prefix: Path, base_python: str) -
     for entry in prefix.iterdir():
         if entry.is_dir() and not entry.is_symlink() and entry.name != "bin":
             _bind(str(entry), str(target / entry.name))
-    (target / "pyvenv.cfg").write_text(
-        f"home = {os.path.dirname(base_python)}\ninclude-system-site-packages = false\n"
-    )
+    (target / "pyvenv.cfg").write_text(f"home = {os.path.dirname(base_python)}\ninclude-system-site-packages = false\n")
     _bind(str(prefix / "bin"), str(target / ".bin"))
     (target / "bin").mkdir()
     for script in (prefix / "bin").iterdir():

@@ -247,9 +247,7 @@ def _socket() -> Code:
         socket.AF_INET6: inet,
         socket.AF_NETLINK: netlink,
     }
-    return _argument(
-        0, _match({int(family): code for family, code in families.items()}, otherwise=_NO_FAMILY)
-    )
+    return _argument(0, _match({int(family): code for family, code in families.items()}, otherwise=_NO_FAMILY))
 
 
 CHECKED: Mapping[str, Code] = {

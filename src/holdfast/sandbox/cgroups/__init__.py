@@ -42,17 +42,11 @@ __all__ = [
 
 
 def find(owner: str, *, memory_cap: Literal["cgroup", "watchdog"] = "cgroup", uid: int | None = None) -> Tree:
-    """The owner's tree. `memory_cap="watchdog"` allows sampling where no cgroup can be had."""
+    """The owner's tree. `memory_cap="watchdog"` samples instead, for machines where no cgroup can be had."""
     check_name(owner)
-    try:
-        return _find_cgroup(owner, os.geteuid() if uid is None else uid)
-    except FileNotFoundError:
-        # Another owner, the last to leave, took the shared parent away under our hands.
-        return _find_cgroup(owner, os.geteuid() if uid is None else uid)
-    except CgroupUnavailable:
-        if memory_cap != "watchdog":
-            raise
-    return WatchdogTree(owner)
+    if memory_cap == "watchdog":
+        return WatchdogTree(owner)
+    return _find_cgroup(owner, os.geteuid() if uid is None else uid)
 
 
 def _find_cgroup(owner: str, uid: int) -> Tree:

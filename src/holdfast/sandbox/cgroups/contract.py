@@ -137,9 +137,7 @@ class Cgroup(ABC):
     def kill_all(self, *, deadline_s: float = 5.0) -> None:
         self._kill(self.pids, (), deadline_s)
 
-    def _kill(
-        self, listing: Callable[[], list[int]], keep: Collection[int], deadline_s: float
-    ) -> list[Killed]:
+    def _kill(self, listing: Callable[[], list[int]], keep: Collection[int], deadline_s: float) -> list[Killed]:
         give_up_at = time.monotonic() + deadline_s
         killed: dict[int, Killed] = {}
         # The first look needs no freezing: the kernel lists in order of birth, so a listing without

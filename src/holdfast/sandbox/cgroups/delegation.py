@@ -86,17 +86,14 @@ def undelegate(uid: int) -> None:
 
 
 def mount_command(controllers: list[str]) -> str:
-    steps = [
-        f"mkdir -p /sys/fs/cgroup/{c} && mount -t cgroup -o {c} {c} /sys/fs/cgroup/{c}" for c in controllers
-    ]
+    steps = [f"mkdir -p /sys/fs/cgroup/{c} && mount -t cgroup -o {c} {c} /sys/fs/cgroup/{c}" for c in controllers]
     return f"sudo sh -c {shlex.quote(' && '.join(steps))}"
 
 
 def vacate_command(top: str) -> str:
     """Moves the processes of a v2 cgroup one level down, so that it may limit its children."""
     steps = (
-        f"mkdir -p {top}/init; "
-        f"for pid in $(cat {top}/cgroup.procs); do echo $pid > {top}/init/cgroup.procs || :; done"
+        f"mkdir -p {top}/init; for pid in $(cat {top}/cgroup.procs); do echo $pid > {top}/init/cgroup.procs || :; done"
     )
     return f"sudo sh -c {shlex.quote(steps)}"
 
@@ -130,9 +127,7 @@ def user_manager_present() -> bool:
     if not shutil.which("busctl"):
         return False
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return bool(os.environ.get("DBUS_SESSION_BUS_ADDRESS")) or (
-        bool(runtime) and os.path.exists(f"{runtime}/bus")
-    )
+    return bool(os.environ.get("DBUS_SESSION_BUS_ADDRESS")) or (bool(runtime) and os.path.exists(f"{runtime}/bus"))
 
 
 def scope_arguments(unit: str, pid: int) -> list[str]:

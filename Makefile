@@ -1,0 +1,62 @@
+# Each target does its own set-up and is quick the second time.
+#
+#   make demo    see what it does                 make check   ruff, mypy, import-linter, unit tests
+#   make test    every test, as root and as an    make bench   side by side with ipykernel
+#                ordinary user, on cgroup v1 and v2
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+export HOLDFAST_HOME := $(CURDIR)/.home
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: .stamps/guests
+	@$(BIN)/holdfast demo
+
+test: .stamps/lint .stamps/guests .stamps/vm
+	$(BIN)/python -m pytest tests
+	$(BIN)/python tests/ordinary_user.py
+
+check: .stamps/lint
+	$(BIN)/python -m pytest tests/unit
+
+bench: .stamps/guests .stamps/bench
+	$(BIN)/python -m bench.kernels
+
+clean:
+	rm -rf .venv .stamps build dist
+
+.stamps/system: tools/system-packages
+	@mkdir -p .stamps
+	@tools/system-packages $(PYTHON)
+	@touch $@
+
+.stamps/venv: pyproject.toml setup.py $(wildcard src/holdfast/*/*.c) | .stamps/system
+	@tools/make-venv $(PYTHON) .venv
+	@touch $@
+
+.stamps/lint: .stamps/venv $(shell find src tests bench -name '*.py')
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	@touch $@
+
+# The guests' own Python environment, built by uv under the home.
+.stamps/guests: .stamps/venv src/holdfast/guest-environment/requirements.txt
+	@$(BIN)/python -m holdfast.cli.progress --home $(HOLDFAST_HOME)
+	@touch $@
+
+.stamps/vm: .stamps/venv tests/vm/boot.py
+	@$(BIN)/python tests/vm/boot.py --prepare
+	@touch $@
+
+.stamps/bench: .stamps/venv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group bench
+	@touch $@

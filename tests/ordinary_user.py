@@ -1,0 +1,83 @@
+"""Runs the suite again as an ordinary user, who has nothing but user namespaces and a delegated cgroup.
+
+    python tests/ordinary_user.py [PYTEST ARGUMENTS]
+
+As root it makes such a user out of thin air: an unused uid, a directory under /var/tmp with an environment of his
+own, and a cgroup delegated to him by the very command that Holdfast prints. Called by an ordinary user it has
+nothing to do: that is who ran the suite before.
+
+The suite runs twice: with one uid to map, and (`newuidmap`) with two, so that pid 1 has its own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from holdfast.sandbox.cgroups import delegation
+
+UID = 61_234
+PLACE = Path("/var/tmp/holdfast-ordinary-user")
+CLONE = Path(__file__).parents[1]
+UV = Path(sys.executable).with_name("uv")
+WITH_TWO_IDS = ["tests/escape/test_identity.py", "tests/escape/test_processes.py"]
+
+
+def main() -> int:
+    if os.geteuid() != 0:
+        print("ordinary_user: the suite ran as an ordinary user already")
+        return 0
+    prepare()
+    delegation.delegate(UID, pid=os.getpid())
+    try:
+        code = run_suite(sys.argv[1:] or ["tests"])
+        return code or run_suite_with_two_ids(sys.argv[1:] or WITH_TWO_IDS)
+    finally:
+        delegation.undelegate(UID)
+
+
+def prepare() -> None:
+    """A virtual environment and a home; the clone itself may lie where only root can read."""
+    PLACE.mkdir(mode=0o755, exist_ok=True)
+    python = PLACE / "venv/bin/python"
+    if not python.exists():
+        subprocess.run([UV, "venv", "--quiet", "--python", "/usr/bin/python3", PLACE / "venv"], check=True)
+    install = [UV, "pip", "install", "--quiet", "--python", python, "--group", "dev"]
+    subprocess.run([*install, "--reinstall-package", "holdfast", "."], check=True, cwd=CLONE)
+    home = PLACE / "home"
+    subprocess.run([python, "-m", "holdfast.cli.progress", "--home", home], check=True)
+    for directory in (home, home / "envs"):
+        os.chown(directory, UID, UID)
+    for name in ("tests", "pyproject.toml"):
+        target = PLACE / name
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(CLONE / name, target) if (CLONE / name).is_dir() else shutil.copy(CLONE / name, target)
+
+
+def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
+    environment = {
+        "PATH": f"{PLACE}/venv/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(PLACE / "home"),
+        "HOLDFAST_HOME": str(PLACE / "home"),
+        "LANG": "C.UTF-8",
+    }
+    become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
+    if prefix:
+        become.remove("--no-new-privs")  # newuidmap is a setuid program
+    pytest = [PLACE / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "-m", "not vm", *arguments]
+    return subprocess.run([*prefix, *become, *pytest], cwd=PLACE, env=environment, check=False).returncode
+
+
+def run_suite_with_two_ids(arguments: list[str]) -> int:
+    """With subordinate ids in /etc/subuid and /etc/subgid, as this process and its children alone see them."""
+    with tempfile.TemporaryDirectory() as directory:
+        table = Path(directory, "subids")
+        table.write_text(f"{UID}:{UID + 1}:1\n")
+        binds = " && ".join(f"touch /etc/{name} && mount --bind {table} /etc/{name}" for name in ("subuid", "subgid"))
+        return run_suite(arguments, prefix=("unshare", "--mount", "sh", "-c", f'{binds} && exec "$@"', "sh"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
