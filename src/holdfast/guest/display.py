@@ -13,6 +13,8 @@ from holdfast.kernel import wire
 
 _BINARY = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf")
 _ROOM_BYTES = MAX_MESSAGE_BYTES - (1 << 20)
+_METADATA_BYTES = 1 << 18
+_MAX_ID = 1000
 
 
 class Sink(Protocol):
@@ -59,7 +61,7 @@ class GuestDisplayPublisher(DisplayPublisher):
                 kind="display",
                 data=mime(data),
                 metadata=_metadata(metadata or {}),
-                display_id=None if display_id is None else text(str(display_id)),
+                display_id=None if display_id is None else text(str(display_id)[:_MAX_ID]),
                 update=bool(update),
             )
         )
@@ -104,6 +106,7 @@ def _encode(kind: str, value: Any) -> str | bytes:
 
 
 def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Only what is plain JSON: anything else has no business on the wire."""
-    plain: dict[str, Any] = json.loads(text(json.dumps(metadata, default=str)))
+    """Only what is plain JSON, and not much of it: anything else has no business on the wire."""
+    encoded = text(json.dumps(metadata, default=str))
+    plain: dict[str, Any] = json.loads(encoded) if len(encoded) <= _METADATA_BYTES else {}
     return plain

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +14,8 @@ from holdfast.guest import namespace
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell, refuse_input
+from holdfast.guest.streams import StandardStreams
 from holdfast.kernel import wire
-from holdfast.sandbox import linux
 
 _MAX_THREADS_NAMED = 100
 
@@ -27,7 +26,7 @@ class Guest:
     def __init__(self, control: socket.socket, shell: GuestShell) -> None:
         self._channel = Channel(control)
         self._shell = shell
-        self._streams = {fd: os.dup(fd) for fd in (0, 1, 2)}
+        self._streams = StandardStreams()
         shell.sink = self._channel
 
     def serve(self) -> None:
@@ -43,18 +42,23 @@ class Guest:
             case wire.Shell():
                 return self._run_command(request.command)
             case wire.Complete():
-                return self._shell.complete_at(request.code, request.cursor)
+                nothing: wire.Message = wire.Completed(matches=[], start=request.cursor, end=request.cursor)
+                return _or(nothing, lambda: self._shell.complete_at(request.code, request.cursor))
             case wire.Inspect():
-                return self._shell.inspect_at(request.code, request.cursor, request.detail)
+                nothing = wire.Inspected(data=wire.Mime())
+                return _or(nothing, lambda: self._shell.inspect_at(request.code, request.cursor, request.detail))
             case wire.ListNames():
-                return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden))
+                return _or(wire.Named(names={}), self._describe_names)
             case wire.Answer():
                 raise RuntimeError("an answer that nobody asked for")
+
+    def _describe_names(self) -> wire.Named:
+        return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden))
 
     def _execute(self, request: wire.Execute) -> wire.Finished:
         with self._input_from(self._ask if request.stdin else refuse_input):
             raised = self._interruptible(lambda: self._shell.execute(request.code))
-        self._restore_streams()
+        self._streams.restore()
         if raised is not None:
             self._channel.send(raised)
         return wire.Finished(count=self._shell.execution_count - 1, threads=_living_threads())
@@ -74,12 +78,16 @@ class Guest:
     def _run_command(self, command: str) -> wire.Finished:
         process: list[subprocess.Popen[bytes]] = []
 
-        def body() -> None:
-            # A session of its own, so that an interrupt ends the whole pipeline and not just the shell.
-            process.append(subprocess.Popen(["/bin/bash", "-c", command], start_new_session=True))
-            process[0].wait()
+        def body() -> wire.Raised | None:
+            try:
+                # A session of its own, so that an interrupt ends the whole pipeline and not just the shell.
+                process.append(subprocess.Popen(["/bin/bash", "-c", command], start_new_session=True))
+                process[0].wait()
+            except Exception as error:  # no process is left to start, a NUL in the command, a patched `subprocess`
+                return _error_of(error)
+            return None
 
-        raised = self._interruptible(body)  # type: ignore[arg-type]
+        raised = self._interruptible(body)
         if raised is not None:
             self._channel.send(raised)
             if process and process[0].poll() is None:
@@ -103,21 +111,23 @@ class Guest:
         getpass.getpass = source
         yield
 
-    def _restore_streams(self) -> None:
-        """Flush all that was printed into the pipes, and mend what the cell may have closed or pointed elsewhere."""
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except Exception:  # noqa: S110 (the cell may have put anything there; what it lost is its own)
-                pass
-        linux.flush_c_streams()
-        for fd, saved in self._streams.items():
-            try:
-                os.dup2(saved, fd)
-            except OSError:  # the cell closed our copies too; its next print will say so
-                pass
-
 
 def _living_threads() -> list[str]:
-    main = threading.main_thread()
-    return [text(t.name)[:200] for t in threading.enumerate() if t is not main][:_MAX_THREADS_NAMED]
+    try:
+        main = threading.main_thread()
+        return [text(str(t.name)[:200]) for t in threading.enumerate() if t is not main][:_MAX_THREADS_NAMED]
+    except Exception:  # the cell may have broken `threading` itself
+        return []
+
+
+def _or(nothing: wire.Message, question: Callable[[], wire.Message]) -> wire.Message:
+    """The answer, or nothing: code of the user's (`__dir__`, `__sizeof__`) runs on the way and may fail anyhow."""
+    try:
+        return question()
+    except BaseException:
+        return nothing
+
+
+def _error_of(error: Exception) -> wire.Raised:
+    name = type(error).__name__
+    return wire.Raised(name=name, message=text(str(error)), traceback=text(f"{name}: {error}"), kind="exception")

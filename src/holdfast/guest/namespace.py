@@ -7,6 +7,9 @@ from holdfast.guest.display import text
 from holdfast.kernel import wire
 
 _MAX_NAMES = 10_000
+_MAX_NAME = 200
+_MAX_SIZE = 1 << 62
+"""Values say what they like of their own size; the wire takes 64 bits."""
 
 
 def describe(namespace: dict[str, Any], hidden: dict[str, Any]) -> dict[str, wire.Name]:
@@ -14,10 +17,12 @@ def describe(namespace: dict[str, Any], hidden: dict[str, Any]) -> dict[str, wir
     own = (
         name
         for name, value in list(namespace.items())
-        if not name.startswith("_") and not (name in hidden and hidden[name] is value)
+        if isinstance(name, str) and not name.startswith("_") and not (name in hidden and hidden[name] is value)
     )
     return {
-        text(name): wire.Name(type=_type_name(namespace[name]), approx_bytes=approx_bytes(namespace[name]))
+        text(name[:_MAX_NAME]): wire.Name(
+            type=_type_name(namespace[name]), approx_bytes=min(approx_bytes(namespace[name]), _MAX_SIZE)
+        )
         for _, name in zip(range(_MAX_NAMES), own, strict=False)
     }
 

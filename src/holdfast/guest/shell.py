@@ -3,9 +3,14 @@
 import builtins
 import getpass
 import sys
+import traceback
 import warnings
-from typing import Any
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
 
+import msgspec
+from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -16,6 +21,8 @@ from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobo
 from holdfast.kernel import wire
 
 _MAX_MESSAGE = 100_000
+_MAX_NAME = 200
+T = TypeVar("T")
 
 
 class InputUnavailable(RuntimeError):
@@ -29,7 +36,10 @@ class GuestShell(InteractiveShell):
     display_pub_class = GuestDisplayPublisher
     system = InteractiveShell.system_raw  # no pseudo-terminals in here
     sink: Sink = Nobody()
-    raised: wire.Raised | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        self.shown: list[tuple[BaseException, wire.Raised]] = []
+        super().__init__(**settings)
 
     def init_virtualenv(self) -> None:
         pass
@@ -41,15 +51,39 @@ class GuestShell(InteractiveShell):
         """`exit()` ends the cell and nothing but the cell."""
         raise SystemExit(0)
 
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        """As IPython does it, except that the cell is always the first frame and that nothing is printed here."""
+        try:
+            kind, error, trace = self._get_exc_info(exc_tuple)
+        except ValueError:
+            print("No traceback available to show.", file=sys.stderr)
+            return
+        if isinstance(error, UsageError):
+            self.show_usage_error(error)
+        elif isinstance(error, SyntaxError) and not running_compiled_code:
+            self.showsyntaxerror(filename)
+        elif exception_only:
+            self._showtraceback(kind, error, [_summary(error)])
+        else:
+            self._showtraceback(kind, error, self._render(kind, error, trace, tb_offset))
+
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: Any) -> None:
         lines = stb if isinstance(stb, list) else [str(stb)]
-        self.raised = wire.Raised(
-            name=text(getattr(etype, "__name__", str(etype))),
-            message=text(_message(evalue))[:_MAX_MESSAGE],
-            traceback=text("\n".join(lines))[-_MAX_MESSAGE:],
+        raised = wire.Raised(
+            name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
+            message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
+            traceback=text("\n".join(lines)[-_MAX_MESSAGE:]),
             kind="exception",
             line=self._line_of(evalue),
         )
+        self.shown.append((evalue, raised))
 
     def show_usage_error(self, exc: BaseException) -> None:
         """A magic used wrongly: an error like any other, and not a line on stderr."""
@@ -57,28 +91,34 @@ class GuestShell(InteractiveShell):
 
     def execute(self, code: str) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
-        self.raised = None
+        self.shown.clear()
         result = self.run_cell(code, store_history=True)
+        self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
+        own = [raised for shown, raised in self.shown if shown is error]
+        for shown, raised in self.shown:
+            if shown is not error:  # %tb, or a hook that failed after the cell
+                print(raised.traceback, file=sys.stderr)
+        self.shown.clear()
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             return None
-        if self.raised is None:
-            self._showtraceback(type(error), error, [f"{type(error).__name__}: {_message(error)}"])
-        raised = self.raised
-        if raised is not None and isinstance(error, SyntaxError) and result.error_before_exec is not None:
-            raised = wire.Raised(
-                name=raised.name, message=raised.message, traceback=raised.traceback, kind="syntax",
-                line=error.lineno,
-            )  # fmt: skip
-        return raised
+        if not own:
+            self._showtraceback(type(error), error, [_summary(error)])
+            own = [self.shown.pop()[1]]
+        if isinstance(error, SyntaxError) and result.error_before_exec is not None:
+            return msgspec.structs.replace(own[-1], kind="syntax", line=error.lineno)
+        return own[-1]
 
     def complete_at(self, code: str, cursor: int) -> wire.Completed:
         with provisionalcompleter():
             found = list(rectify_completions(code, self.Completer.completions(code, cursor)))
         if not found:
             return wire.Completed(matches=[], start=cursor, end=cursor)
-        matches = list(dict.fromkeys(text(item.text) for item in found))[:1000]
-        return wire.Completed(matches=matches, start=found[0].start, end=found[0].end)
+        start, words = found[0].start, [item.text for item in found]
+        if code[start : start + 1] == "." and all(word.startswith(".") for word in words):
+            start, words = start + 1, [word[1:] for word in words]
+        matches = list(dict.fromkeys(text(word) for word in words if len(word) <= _MAX_NAME))[:1000]
+        return wire.Completed(matches=matches, start=start, end=found[0].end)
 
     def inspect_at(self, code: str, cursor: int, detail: int) -> wire.Inspected:
         try:
@@ -88,11 +128,43 @@ class GuestShell(InteractiveShell):
         return wire.Inspected(data=mime(found))
 
     def forget(self) -> None:
-        """As new: no names, no history, no counts."""
+        """As new: no names, no history, no counts, no event loop."""
         self.reset(new_session=True)
         self.history_manager.reset(new_session=False)
         self.execution_count = 1
-        self.raised = None
+        self.shown.clear()
+        # Its epoll would be closed behind its back in each fork, and its number be something else's.
+        get_asyncio_loop().close()
+
+    def _render(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, offset: int | None
+    ) -> list[str]:
+        if not isinstance(error, SyntaxError) and not _holds_group(error):
+            try:
+                if hasattr(error, "_render_traceback_"):
+                    return [str(line) for line in error._render_traceback_()]
+                return list(self.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=offset))
+            except Exception:  # noqa: S110 (the exception's own code; Python's plain form copes with more)
+                pass
+        return ["".join(traceback.format_exception(kind, error, self._from_cell(trace))).rstrip()]
+
+    def _from_cell(self, trace: TracebackType | None) -> TracebackType | None:
+        """Without the frames above the user's code, which are ours and IPython's."""
+        below = trace
+        while below is not None and below.tb_frame.f_code.co_filename not in self.compile._filename_map:
+            below = below.tb_next
+        return below or trace
+
+    def _end_script_thread(self) -> None:
+        """`%%bash` and its kin leave a thread with an event loop behind: nothing that the user started."""
+        magics = self.magics_manager.registry.get("ScriptMagics")
+        if hasattr(magics, "stop_event_loop") and not magics.bg_processes:
+            magics.stop_event_loop()
+
+    def _message_of(self, error: BaseException) -> str:
+        if isinstance(error, SyntaxError) and error.filename in self.compile._filename_map:
+            return f"{error.msg} (line {error.lineno})"
+        return _message(error)
 
     def _line_of(self, error: BaseException) -> int | None:
         trace, line = error.__traceback__, None
@@ -111,6 +183,7 @@ def make_shell() -> GuestShell:
     config.InteractiveShell.banner1 = ""
     config.Completer.use_jedi = False  # imports half the world at the first Tab
     shell = GuestShell.instance(config=config)
+    shell.loop_runner = run_to_end
     warnings.filterwarnings("ignore", message="To exit: use")
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input
@@ -118,8 +191,22 @@ def make_shell() -> GuestShell:
     return shell  # type: ignore[no-any-return]
 
 
+def run_to_end(cell: Coroutine[Any, Any, T]) -> T:
+    """Run a cell that awaits. One that is interrupted ends: it must not go on when the next one awaits."""
+    loop = get_asyncio_loop()
+    task = loop.create_task(cell)
+    try:
+        return loop.run_until_complete(task)  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        if task.done():
+            raise
+        task.cancel()
+        return loop.run_until_complete(task)  # type: ignore[no-any-return]
+
+
 def refuse_input(prompt: object = "", *_: object, **__: object) -> str:
     """What `input()` does until a face offers stdin."""
+    __tracebackhide__ = True
     raise InputUnavailable(
         f"input({str(prompt)!r}) has nobody to answer it: this run offers no stdin. "
         "Put the value in a variable, or pass it as a file."
@@ -131,3 +218,18 @@ def _message(error: BaseException) -> str:
         return str(error)
     except Exception:  # the exception's own code
         return f"<{type(error).__name__} whose str() failed>"
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_message(error)}"
+
+
+def _holds_group(error: BaseException | None) -> bool:
+    """IPython cannot format these."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

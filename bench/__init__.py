@@ -1,0 +1,1 @@
+"""What Holdfast costs, measured side by side with ipykernel in one run: `make bench`."""
