@@ -8,6 +8,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PID1 = Extension("holdfast.sandbox.pid1", ["src/holdfast/sandbox/pid1.c"], optional=True)
+# The stable ABI: guests may run another Python than the one that installed this.
+SNAPSHOT = Extension("holdfast._snapshot", ["src/holdfast/_snapshot.c"], optional=True, py_limited_api=True)
 
 
 class BuildNative(build_ext):
@@ -27,4 +29,4 @@ class BuildNative(build_ext):
         )
 
 
-setup(ext_modules=[PID1], cmdclass={"build_ext": BuildNative})
+setup(ext_modules=[PID1, SNAPSHOT], cmdclass={"build_ext": BuildNative})

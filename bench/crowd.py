@@ -2,15 +2,16 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
+from typing import TypeVar
 
 import msgspec
 
-from bench.machine import memory_kib, private_bytes, pss_bytes
+from bench.machine import children_of, descendants_of, memory_kib, private_bytes, pss_bytes
 from holdfast import Session
 from holdfast.config import default_home
 from holdfast.sessions import LiveSession
@@ -18,6 +19,8 @@ from holdfast.sessions import LiveSession
 _AT_ONCE = 4
 _SAMPLE = 50
 _SPARE_KIB = 2 << 20
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Crowd(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +32,18 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     used_pss_bytes: float
     used_private_bytes: float
     taken_from_machine_bytes: float
-    """Fall of MemAvailable per session: the kernel's own structures and page tables included."""
+    """Fall of MemAvailable per session: page tables and the kernel's own structures included."""
     host_fds: int
     closed_s: float
+    left: dict[str, list[str]]
+    """What is still there after closing, by kind. It is to be empty."""
 
 
-class Leftovers(Exception):
-    """Something of a closed session is still there."""
+class Supervision(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs once, however many sessions there are."""
+
+    keeper: int
+    zygotes: list[int]
 
 
 def live(session: Session) -> LiveSession:
@@ -49,38 +57,43 @@ def pids_of(session: Session) -> list[int]:
     return incarnation.cgroup.pids()
 
 
-def gather(count: int, cell: str, expected: str, progress: Callable[[str], None]) -> Crowd:
-    """Create them all, run a cell on each, close them all; raises `Leftovers` if anything stays."""
+def supervision_of(session: Session) -> Supervision:
+    keeper = live(session)._node._keeper
+    assert keeper is not None
+    return Supervision(keeper=keeper.peer_pid, zygotes=children_of(keeper.peer_pid))
+
+
+def gather(count: int, *, cell: str, progress: Callable[[str], None]) -> Crowd:
+    """Create them all, run a cell on each, close them all, and look for what stays."""
     available_kib, fds = memory_kib("MemAvailable"), _open_fds()
     with crowd(count) as (sessions, created_s):
-        progress(f"{count} sessions created in {created_s:.1f} s")
+        progress(f"{count:,} sessions created in {created_s:.1f} s")
+        supervision = supervision_of(sessions[0])
         sample = sessions[:: max(1, count // _SAMPLE)]
-        idle = mean(_size(session, pss_bytes) for session in sample)
+        idle = mean(memory_of(session) for session in sample)
         started = time.perf_counter()
-        wrong = [run for run in _each(sessions, lambda s: s.run(cell)) if run.text != expected]
-        if wrong:
-            raise AssertionError(f"{len(wrong)} of {count} runs went wrong, the first: {wrong[0]}")
+        failed = [run for run in each(sessions, lambda session: session.run(cell)) if run.error]
         ran_s = time.perf_counter() - started
-        progress(f"a groupby in each in {ran_s:.1f} s")
-        used = mean(_size(session, pss_bytes) for session in sample)
-        private = mean(_size(session, private_bytes) for session in sample)
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {count} runs failed, the first with: {failed[0].error}")
+        progress(f"a cell run in each of them in {ran_s:.1f} s")
+        used, private = (mean(memory_of(s, kind) for s in sample) for kind in (pss_bytes, private_bytes))
         taken = (available_kib - memory_kib("MemAvailable")) * 1024 / count
         host_fds = _open_fds() - fds
-        traces = [trace for session in sessions for trace in _traces(session)]
         started = time.perf_counter()
-        _each(sessions, Session.close)
+        each(sessions, Session.close)
         closed_s = time.perf_counter() - started
-    nothing_is_left(traces)
-    progress(f"all closed in {closed_s:.1f} s, {len(traces):,} traces looked for and none found")
+    progress(f"all closed in {closed_s:.1f} s")
     return Crowd(
         sessions=count, created_s=created_s, idle_pss_bytes=idle, ran_s=ran_s, used_pss_bytes=used,
         used_private_bytes=private, taken_from_machine_bytes=taken, host_fds=host_fds, closed_s=closed_s,
+        left=leftovers(supervision),
     )  # fmt: skip
 
 
 @contextmanager
 def crowd(count: int) -> Iterator[tuple[list[Session], float]]:
-    """Live sessions and how long it took to make them; closed at the end, also when they could not all be made."""
+    """Live sessions and how long it took to make them; closed at the end, also if they could not all be made."""
     sessions: list[Session] = []
 
     def add(_: int) -> None:
@@ -90,33 +103,47 @@ def crowd(count: int) -> Iterator[tuple[list[Session], float]]:
 
     try:
         started = time.perf_counter()
-        _each(range(count), add)
+        each(range(count), add)
         yield sessions, time.perf_counter() - started
     finally:
-        _each(sessions, Session.close)
+        each(sessions, Session.close)
 
 
-def nothing_is_left(keeper: int, zygotes: list[int]) -> None:
-    """No process, mount, cgroup or directory of a session, once all are closed.
+def each(items: Iterable[T], do: Callable[[T], R]) -> list[R]:
+    """A few at a time. After a Ctrl-C or a failure those that wait are not begun."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return list(pool.map(do, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-    A session's mounts live in a mount namespace of its own, which ends with its last process; so it is enough that
-    no process below the keeper remains, and that none of the mounts ever showed up in ours.
+
+def memory_of(session: Session, kind: Callable[[int], int] = pss_bytes) -> int:
+    return sum(kind(pid) for pid in pids_of(session))
+
+
+def leftovers(supervision: Supervision) -> dict[str, list[str]]:
+    """Processes, mounts, cgroups and directories of sessions, once all are closed.
+
+    A session's mounts are in a mount namespace of its own and end with its last process: so it is enough that no
+    process is left below the keeper, and that none of those mounts is in our own table.
     """
     home = default_home()
-    left = [f"process {pid}" for pid in children_of(keeper) if pid not in zygotes]
-    left += [f"mount {line}" for line in Path("/proc/self/mounts").read_text().splitlines() if str(home) in line]
-    left += [f"cgroup {path}" for path in _cgroups_below((home / "id").read_text().strip())]
-    left += [f"directory {path}" for path in (home / "sessions").iterdir()]
-    if left:
-        raise Leftovers(f"{len(left)} things are left of closed sessions: {'; '.join(left[:5])}")
+    processes = [pid for pid in descendants_of(supervision.keeper) if pid not in supervision.zygotes]
+    found = {
+        "process": [f"{pid} ({_state(pid)})" for pid in processes],
+        "mount": [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(home) in line],
+        "cgroup": _cgroups_below((home / "id").read_text().strip()),
+        "directory": [str(path) for path in (home / "sessions").iterdir()],
+    }
+    return {kind: names for kind, names in found.items() if names}
 
 
-def fixed_costs(session: Session) -> tuple[int, list[int]]:
-    """The keeper's pid and its zygotes': what runs once, however many sessions there are."""
-    keeper = live(session)._node._keeper
-    assert keeper is not None
-    sessions = {pid for other in live(session)._node.tree._live for pid in ()}
-    return keeper.peer_pid, [pid for pid in children_of(keeper.peer_pid) if pid not in sessions]
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text().partition("State:")[2].split("\n")[0].strip()
+    except OSError:
+        return "gone just now"
 
 
 def _cgroups_below(owner: str) -> list[str]:
@@ -127,10 +154,6 @@ def _cgroups_below(owner: str) -> list[str]:
             found += [f"{directory}/{name}" for name in names if name != "keeper"]
             names.clear()
     return found
-
-
-def _size(session: Session, measure: Callable[[int], int]) -> int:
-    return sum(measure(pid) for pid in pids_of(session))
 
 
 def _open_fds() -> int:

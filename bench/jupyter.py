@@ -26,7 +26,8 @@ class JupyterKernel:
 
     def launch(self) -> "JupyterKernel":
         """Without `wait_for_ready`, which ends with 0.2 s of listening that nothing more comes."""
-        self._manager.start_kernel(env=_environment())
+        # It warns at every start that TCP is not encrypted.
+        self._manager.start_kernel(env=_environment(), extra_arguments=["--log-level=ERROR"])
         self._client = self._manager.blocking_client()
         self._client.start_channels()
         return self

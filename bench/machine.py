@@ -62,21 +62,26 @@ def private_bytes(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """All processes below one, whatever thread started them."""
+    return [child for child, parent in _parents().items() if parent == pid]
+
+
+def descendants_of(pid: int) -> list[int]:
+    parents = _parents()
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
+def _parents() -> dict[int, int]:
     parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue  # it ended meanwhile
-    found, pending = [], [pid]
-    while pending:
-        parent = pending.pop()
-        below = [child for child, above in parents.items() if above == parent]
-        found += below
-        pending += below
-    return found
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            # The name in the second field may hold anything, also ")".
+            parents[int(name)] = int(Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it ended meanwhile
+    return parents
 
 
 def _field(path: str, name: str) -> str:

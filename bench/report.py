@@ -38,6 +38,8 @@ class Report(msgspec.Struct, kw_only=True):
     figures: list[Figure] = []
     facts: dict[str, float | int | str | bool] = {}
     """What has no counterpart in Jupyter."""
+    leaks: dict[str, list[str]] = {}
+    """What closed sessions left behind, by kind, the first few of each."""
     samples_ms: dict[str, list[float]] = {}
     """Every single measurement behind a median."""
 

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from holdfast import environments
 from holdfast.cli.progress import rich_report
-from holdfast.environments import Environment, Progress, advance, ensure_from, inspect
+from holdfast.environments import Environment, Progress, advance, ensure_from, inspect, interpreter, uv
 from holdfast.errors import EnvironmentBuildFailed, EnvironmentUnusable
 
-SOURCE = Path(environments.__file__).parents[1]
+SOURCE = Path(environments.__file__).parents[2]
 
 
 @pytest.fixture
@@ -297,14 +297,14 @@ async def test_a_home_that_cannot_be_written_is_explained(lock: Path, home: Path
     ],
 )
 def test_each_failure_has_its_own_advice(said: str, hint: str) -> None:
-    assert hint in environments._hint(said)
+    assert hint in uv.hint_for(said)
 
 
 async def test_uv_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uv", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvironmentBuildFailed, match="uv is neither"):
-        environments._uv_binary()
+        uv.find_binary()
 
 
 # An environment that the user chose
@@ -318,7 +318,7 @@ async def test_a_chosen_environment_is_described_like_a_managed_one(built: Built
 
 
 async def test_the_tests_own_interpreter_can_be_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "NEEDED", {"msgspec": "msgspec"})
+    monkeypatch.setattr(interpreter, "NEEDED", {"msgspec": "msgspec"})
     found = await inspect(sys.executable)
 
     assert (found.python, found.prefix, found.base_prefix) == (sys.executable, sys.prefix, sys.base_prefix)
@@ -361,7 +361,7 @@ async def test_other_pythons_are_refused_by_name(tmp_path: Path, implementation:
 
 
 def test_a_system_python_is_not_to_be_installed_into() -> None:
-    probe = environments._Probe(
+    probe = interpreter.Probe(
         python="/usr/bin/python3",
         prefix="/usr",
         base_prefix="/usr",
@@ -376,7 +376,7 @@ def test_a_system_python_is_not_to_be_installed_into() -> None:
         missing=["IPython"],
     )
     with pytest.raises(EnvironmentUnusable) as caught:
-        environments._refuse_incomplete(probe)
+        interpreter.refuse_incomplete(probe)
     assert caught.value.hint.startswith("uv venv --python /usr/bin/python3 guests && uv pip install")
 
 
@@ -388,7 +388,7 @@ def test_uv_gets_the_users_settings_and_nothing_else() -> None:
         **{"HOME": "/h", "PATH": "/bin", "HTTPS_PROXY": "p", "no_proxy": "n", "SSL_CERT_FILE": "c"},
         **{"UV_DEFAULT_INDEX": "i", "UV_NO_VERIFY_HASHES": "1", "PYTHONPATH": "/x", "SECRET": "s"},
     }
-    assert set(environments._clean_environ(given)) == {
+    assert set(uv.clean_environ(given)) == {
         *("HOME", "PATH", "HTTPS_PROXY", "no_proxy", "SSL_CERT_FILE", "UV_DEFAULT_INDEX"),
     }
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from holdfast import environments
 from holdfast.environments import Progress, Report
+from holdfast.environments.__main__ import main as prepare
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ def _printed(console: Console) -> Iterator[Report]:
 def main() -> int:
     """Prepare the guests' environment and show how far it is."""
     with rich_report() as report:
-        return environments.main(report)
+        return prepare(report)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import threading
 from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager
+from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 from types import FrameType
 
 import msgspec
@@ -53,10 +54,10 @@ def _interrupts_deferred() -> Iterator[None]:
     def remember(number: int, frame: FrameType | None) -> None:
         pending.append(number)
 
-    handler = signal.signal(signal.SIGINT, remember)
+    handler = set_handler(signal.SIGINT, remember)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        set_handler(signal.SIGINT, handler)
         if pending and callable(handler):
             handler(pending[0], None)

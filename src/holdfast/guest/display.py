@@ -37,7 +37,7 @@ class GuestDisplayHook(DisplayHook):
         pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        self.shell.sink.send(wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {})))
+        _sink(self.shell).send(wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {})))
 
     def finish_displayhook(self) -> None:
         pass
@@ -50,13 +50,14 @@ class GuestDisplayPublisher(DisplayPublisher):
         self,
         data: dict[str, Any],
         metadata: dict[str, Any] | None = None,
+        source: Any = None,
         *,
         transient: dict[str, Any] | None = None,
         update: bool = False,
         **_: Any,
     ) -> None:
         display_id = (transient or {}).get("display_id")
-        self.shell.sink.send(
+        _sink(self.shell).send(
             wire.Shown(
                 kind="display",
                 data=mime(data),
@@ -67,7 +68,12 @@ class GuestDisplayPublisher(DisplayPublisher):
         )
 
     def clear_output(self, wait: bool = False) -> None:
-        self.shell.sink.send(wire.Cleared(wait=bool(wait)))
+        _sink(self.shell).send(wire.Cleared(wait=bool(wait)))
+
+
+def _sink(shell: Any) -> Sink:
+    sink: Sink = shell.sink
+    return sink
 
 
 def mime(data: dict[str, Any]) -> wire.Mime:

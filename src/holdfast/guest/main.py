@@ -5,12 +5,12 @@ import getpass
 import os
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 
-from holdfast.guest import namespace
+from holdfast.guest import commands, namespace
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell, refuse_input
@@ -30,10 +30,14 @@ class Guest:
         shell.sink = self._channel
 
     def serve(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        set_handler(signal.SIGINT, signal.SIG_IGN)
         self._channel.send(wire.Ready(pid=os.getpid()))
-        while (request := self._channel.receive()) is not None:
-            self._channel.send(self._answer(request))
+        try:
+            while (request := self._channel.receive()) is not None:
+                self._channel.send(self._answer(request))
+        except OSError as error:
+            os.write(2, f"the kernel lost its control socket ({error}): a cell closed it\n".encode())
+            os._exit(1)
 
     def _answer(self, request: wire.HostRequest) -> wire.Message:
         match request:
@@ -67,22 +71,22 @@ class Guest:
         """SIGINT is an exception while the body runs and nothing at all before and after."""
         try:
             try:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                # A cell before may have blocked it; what is pending then is dropped, being ignored still.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                set_handler(signal.SIGINT, signal.default_int_handler)
                 return body()
             finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                set_handler(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            set_handler(signal.SIGINT, signal.SIG_IGN)
             return wire.Raised(name="KeyboardInterrupt", message="", traceback="KeyboardInterrupt", kind="exception")
 
     def _run_command(self, command: str) -> wire.Finished:
-        process: list[subprocess.Popen[bytes]] = []
+        codes: list[int] = []
 
         def body() -> wire.Raised | None:
             try:
-                # A session of its own, so that an interrupt ends the whole pipeline and not just the shell.
-                process.append(subprocess.Popen(["/bin/bash", "-c", command], start_new_session=True))
-                process[0].wait()
+                codes.append(commands.call(command))
             except Exception as error:  # no process is left to start, a NUL in the command, a patched `subprocess`
                 return _error_of(error)
             return None
@@ -90,12 +94,8 @@ class Guest:
         raised = self._interruptible(body)
         if raised is not None:
             self._channel.send(raised)
-            if process and process[0].poll() is None:
-                os.killpg(process[0].pid, signal.SIGKILL)
-                process[0].wait()
-        code = process[0].returncode if process else None
         # As a shell would say it: death by signal n is 128 + n.
-        return wire.Finished(exit_code=128 - code if code is not None and code < 0 else code)
+        return wire.Finished(exit_code=next((code if code >= 0 else 128 - code for code in codes), None))
 
     def _ask(self, prompt: object = "", *, password: bool = False) -> str:
         self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))

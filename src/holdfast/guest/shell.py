@@ -1,8 +1,11 @@
 """IPython without a terminal: what a cell means."""
 
+import asyncio
 import builtins
 import getpass
 import sys
+import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Coroutine
@@ -14,14 +17,17 @@ from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
+from holdfast.guest import commands
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
 from holdfast.kernel import wire
 
 _MAX_MESSAGE = 100_000
 _MAX_NAME = 200
+_DEEP = 200
 T = TypeVar("T")
 
 
@@ -34,7 +40,6 @@ class GuestShell(InteractiveShell):
 
     displayhook_class = GuestDisplayHook
     display_pub_class = GuestDisplayPublisher
-    system = InteractiveShell.system_raw  # no pseudo-terminals in here
     sink: Sink = Nobody()
 
     def __init__(self, **settings: Any) -> None:
@@ -46,6 +51,18 @@ class GuestShell(InteractiveShell):
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
+
+    def system(self, cmd: str) -> None:
+        """`!cmd`. Without a pseudo-terminal; an interrupt ends the cell, where IPython's own goes on with it."""
+        self.user_ns["_exit_code"] = commands.call(self.var_expand(cmd, depth=1))
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """`x = !cmd`."""
+        with tempfile.TemporaryFile() as file:
+            self.user_ns["_exit_code"] = commands.call(self.var_expand(cmd, depth=depth + 1), output=file)
+            file.seek(0)
+            output = file.read().decode(errors="replace")
+        return SList(output.splitlines()) if split else LSString(output)
 
     def ask_exit(self) -> None:
         """`exit()` ends the cell and nothing but the cell."""
@@ -84,6 +101,10 @@ class GuestShell(InteractiveShell):
             line=self._line_of(evalue),
         )
         self.shown.append((evalue, raised))
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        """For the history. IPython would format all of it a second time, and fall over a broken `__str__`."""
+        return {"ename": type(exception).__name__, "evalue": _message(exception), "traceback": []}
 
     def show_usage_error(self, exc: BaseException) -> None:
         """A magic used wrongly: an error like any other, and not a line on stderr."""
@@ -130,7 +151,8 @@ class GuestShell(InteractiveShell):
     def forget(self) -> None:
         """As new: no names, no history, no counts, no event loop."""
         self.reset(new_session=True)
-        self.history_manager.reset(new_session=False)
+        if self.history_manager is not None:
+            self.history_manager.reset(new_session=False)
         self.execution_count = 1
         self.shown.clear()
         # Its epoll would be closed behind its back in each fork, and its number be something else's.
@@ -139,7 +161,7 @@ class GuestShell(InteractiveShell):
     def _render(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, offset: int | None
     ) -> list[str]:
-        if not isinstance(error, SyntaxError) and not _holds_group(error):
+        if not (isinstance(error, SyntaxError) or _holds_group(error) or _is_deep(trace)):
             try:
                 if hasattr(error, "_render_traceback_"):
                     return [str(line) for line in error._render_traceback_()]
@@ -158,7 +180,9 @@ class GuestShell(InteractiveShell):
     def _end_script_thread(self) -> None:
         """`%%bash` and its kin leave a thread with an event loop behind: nothing that the user started."""
         magics = self.magics_manager.registry.get("ScriptMagics")
-        if hasattr(magics, "stop_event_loop") and not magics.bg_processes:
+        if hasattr(magics, "stop_event_loop") and not any(
+            thread.name.startswith("asyncio-waitpid") for thread in threading.enumerate()
+        ):
             magics.stop_event_loop()
 
     def _message_of(self, error: BaseException) -> str:
@@ -188,25 +212,24 @@ def make_shell() -> GuestShell:
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input
     getpass.getpass = refuse_input
-    return shell  # type: ignore[no-any-return]
+    return shell
 
 
 def run_to_end(cell: Coroutine[Any, Any, T]) -> T:
     """Run a cell that awaits. One that is interrupted ends: it must not go on when the next one awaits."""
-    loop = get_asyncio_loop()
+    loop: asyncio.AbstractEventLoop = get_asyncio_loop()
     task = loop.create_task(cell)
     try:
-        return loop.run_until_complete(task)  # type: ignore[no-any-return]
+        return loop.run_until_complete(task)
     except KeyboardInterrupt:
         if task.done():
             raise
-        task.cancel()
-        return loop.run_until_complete(task)  # type: ignore[no-any-return]
+    task.cancel()
+    return loop.run_until_complete(task)
 
 
 def refuse_input(prompt: object = "", *_: object, **__: object) -> str:
     """What `input()` does until a face offers stdin."""
-    __tracebackhide__ = True
     raise InputUnavailable(
         f"input({str(prompt)!r}) has nobody to answer it: this run offers no stdin. "
         "Put the value in a variable, or pass it as a file."
@@ -222,6 +245,15 @@ def _message(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error)}"
+
+
+def _is_deep(trace: TracebackType | None) -> bool:
+    """Endless recursion: IPython takes milliseconds a frame, Python's own form folds what repeats."""
+    for _ in range(_DEEP):
+        if trace is None:
+            return False
+        trace = trace.tb_next
+    return True
 
 
 def _holds_group(error: BaseException | None) -> bool:

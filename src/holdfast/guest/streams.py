@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from holdfast.sandbox import linux
@@ -30,10 +31,8 @@ class StandardStreams:
             _flush(getattr(sys, name, None))
         linux.flush_c_streams()
         for fd, saved in self._saved.items():
-            try:
+            with suppress(OSError):  # the cell closed our copies too; its next print will say so
                 os.dup2(saved, fd)
-            except OSError:  # the cell closed our copies too; its next print will say so
-                pass
         for fd, name in _OUTPUTS.items():
             if not _is_usable(getattr(sys, name, None)):
                 _install(fd)
@@ -53,7 +52,7 @@ class _Whole(io.FileIO):
 def _install(fd: int) -> None:
     # Unbuffered, so that a prompt without a newline is seen at once and C code's output falls in between.
     stream = io.TextIOWrapper(
-        _Whole(fd, "wb", closefd=False),  # type: ignore[arg-type]
+        _Whole(fd, "wb", closefd=False),
         encoding="utf-8",
         errors=_ERRORS[fd],
         newline="\n",
@@ -64,10 +63,8 @@ def _install(fd: int) -> None:
 
 
 def _flush(stream: Any) -> None:
-    try:
+    with suppress(Exception):  # the cell may have put anything there; what it lost is its own
         stream.flush()
-    except Exception:  # noqa: S110 (the cell may have put anything there; what it lost is its own)
-        pass
 
 
 def _is_usable(stream: Any) -> bool:
