@@ -38,6 +38,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -377,12 +378,14 @@ static void step_back_from_oom(void) {
     close(score);
 }
 
-/* The whole life of a frozen copy: wait to be woken, or end. */
+/* The whole life of a frozen copy: say that it is there, wait to be woken, or end. The host reads who it is from the
+ * credentials that Linux attaches to the message. */
 static void sleep_until_woken(int wake_fd) {
     char message[64];
     long size;
     step_back_from_oom();
     if (SYS3(SYS_prctl, PR_SET_DUMPABLE, 0, 0) != 0) SYS2(SYS_exit_group, 1, 0);
+    if (sys6(SYS_sendto, wake_fd, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) != 6) SYS2(SYS_exit_group, 1, 0);
     do size = sys6(SYS_recvfrom, wake_fd, (long)message, sizeof message, 0, 0, 0);
     while (size == -EINTR);
     if (size <= 0) SYS2(SYS_exit_group, 0, 0); /* the host is gone, or the descriptor is */

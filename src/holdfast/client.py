@@ -24,6 +24,7 @@ from holdfast.model import (
     Displayed,
     Event,
     MemoryCap,
+    Mode,
     Name,
     Output,
     Run,
@@ -55,12 +56,14 @@ class AsyncSession:
         env: str | Path | None = None,
         home: str | Path | None = None,
         memory_cap: MemoryCap = "cgroup",
+        mode: Mode = "strict",
         report: Report | None = None,
     ) -> None:
         self._limits = _limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
         self._env = env
+        self._mode = mode
         self._report = report
         self._service: Service | None = None
         self._live: LiveSession | None = None
@@ -72,7 +75,9 @@ class AsyncSession:
     async def _open(self) -> None:
         if self._live is None:
             self._service = await engine.service(self._settings)
-            self._live = await self._service.create_session(limits=self._limits, env=self._env, report=self._report)
+            self._live = await self._service.create_session(
+                limits=self._limits, mode=self._mode, env=self._env, report=self._report
+            )
 
     async def __aenter__(self) -> "AsyncSession":
         return await self.open()
@@ -96,6 +101,7 @@ class AsyncSession:
         code: str,
         *,
         timeout: float | str | None = None,
+        mode: Mode | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_display: OnDisplay | None = None,
@@ -106,7 +112,7 @@ class AsyncSession:
         """
         emit = _emitter(on_stdout, on_stderr, on_display)
         session, timeout_s = self._session, self._timeout_s(timeout)
-        return await engine.run(lambda: session.run(code, timeout_s=timeout_s, emit=emit))
+        return await engine.run(lambda: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit))
 
     async def shell(
         self,
@@ -204,6 +210,7 @@ class Session:
         code: str,
         *,
         timeout: float | str | None = None,
+        mode: Mode | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_display: OnDisplay | None = None,
@@ -214,7 +221,7 @@ class Session:
         """
         session, timeout_s = self._session._session, self._session._timeout_s(timeout)
         return self._watched(
-            lambda emit: session.run(code, timeout_s=timeout_s, emit=emit), on_stdout, on_stderr, on_display
+            lambda emit: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit), on_stdout, on_stderr, on_display
         )
 
     def shell(

@@ -22,6 +22,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int = 1 << 30
     """Hard cap of the session's memory: heap, page tables, /dev/shm."""
+    reserve_bytes: int | None = None
+    """Memory beyond the cap for copies that exist only because of a snapshot; half of the cap unless named."""
     timeout_s: float = 60.0
     """Deadline of a run that names none itself."""
     cpus: float = 2.0
@@ -46,6 +48,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The largest cell."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
+
+    @property
+    def snapshot_reserve_bytes(self) -> int:
+        return self.memory_bytes // 2 if self.reserve_bytes is None else self.reserve_bytes
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

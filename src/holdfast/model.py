@@ -44,6 +44,11 @@ class Stray(Noun, frozen=True):
     outcome: Literal["killed", "frozen"]
 
 
+Mode = Literal["strict", "notebook"]
+"""strict: a run that fails leaves no trace in memory. notebook: an exception keeps what the cell did, as in Jupyter."""
+Memory = Literal["kept", "restored", "lost"]
+
+
 class Run(Noun, frozen=True):
     """What one run did."""
 
@@ -51,7 +56,15 @@ class Run(Noun, frozen=True):
     session: str
     status: Literal["ok", "failed"]
     generation: int
-    """The kernel's incarnation after the run. Higher than before: the kernel died and memory is gone."""
+    """The kernel's incarnation after the run. Higher than before: memory is not a continuation of what it was."""
+    memory: Memory
+    """`kept`: as the cell left it. `restored`: as it was before the run. `lost`: gone; see `unprotected`."""
+    discarded: list[str]
+    """Names that a rollback took back: new ones, and older ones that the run had bound anew."""
+    not_restored: list[str]
+    """What a rollback cannot bring back, because it lies outside memory: open sockets and pipes."""
+    unprotected: str | None
+    """Why there was no snapshot to fall back to; None if there was one."""
     count: int
     """IPython's execution count, as in `Out[count]`."""
     text: str | None

@@ -1,15 +1,20 @@
 """Why a run did not end well, in words: cause, what is lost, what to do next."""
 
+import ast
 import signal
 
 import msgspec
 
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Outcome
-from holdfast.model import RunError
+from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
-_LOST = "Variables are lost; files are kept; a fresh kernel is ready."
+_FATES = {
+    "kept": "Variables are as the cell left them.",
+    "restored": "Variables are as they were before the run.",
+    "lost": "Variables are lost; files are kept; a fresh kernel is ready.",
+}
 _HINTS = {
     "timeout": "give the run more time (timeout=…), or do less in one run",
     "interrupted": "run it again when you mean it",
@@ -26,7 +31,7 @@ _NAMES = {
 }
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the session's cgroup knows about a death."""
 
     oom_kills: int
@@ -34,7 +39,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     cap_bytes: int
 
 
-def explain(outcome: Outcome, memory: Memory) -> RunError | None:
+def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
     """The error of a run, or None if it ended well."""
     if outcome.finished is None:
         return _explain_loss(outcome, memory)
@@ -45,9 +50,48 @@ def explain(outcome: Outcome, memory: Memory) -> RunError | None:
     raised = outcome.raised
     if raised.name == "KeyboardInterrupt" and raised.kind == "exception":
         return _error("interrupted", "the cell raised KeyboardInterrupt", raised)
+    if raised.name == "MemoryError":
+        message = raised.message or "the cell ran out of memory"
+        return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
     return RunError(
         code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
     )
+
+
+def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
+    """The error, and in its message what became of memory (where that is not plain from the code)."""
+    if error.code in ("exception", "syntax"):
+        return error
+    why = f" ({unprotected})" if memory == "lost" and unprotected else ""
+    return msgspec.structs.replace(error, message=f"{error.message} {_FATES[memory]}{why}")
+
+
+def keeps_memory(error: RunError, mode: Mode) -> bool:
+    """Whether a failure leaves memory as the cell left it. Nothing ran of what does not parse."""
+    return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
+
+
+def bound_names(code: str) -> set[str]:
+    """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
+    try:
+        module = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a magic, or worse
+        return set()
+    names: set[str] = set()
+    pending: list[ast.AST] = [module]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            continue  # what it binds inside is its own
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        if isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        pending.extend(ast.iter_child_nodes(node))
+    return {name for name in names if not name.startswith("_") and name != "*"}
 
 
 def _explain_stop(outcome: Outcome) -> RunError | None:
@@ -55,24 +99,20 @@ def _explain_stop(outcome: Outcome) -> RunError | None:
     assert outcome.stop is not None
     if outcome.stop.reason == "interrupted" and outcome.raised is None:
         return None  # it was done before the interrupt reached it
-    return _error(
-        outcome.stop.reason, f"{outcome.stop.message}. It was interrupted; variables are kept.", outcome.raised
-    )
+    return _error(outcome.stop.reason, f"{outcome.stop.message}. It was interrupted.", outcome.raised)
 
 
-def _explain_loss(outcome: Outcome, memory: Memory) -> RunError:
+def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
     if memory.oom_kills:
         used, cap = memory.peak_bytes // _MIB, memory.cap_bytes // _MIB
-        message = (
-            f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more. {_LOST}"
-        )
+        message = f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more."
         return _error("out_of_memory", message, outcome.raised)
     if outcome.stop is not None:
-        message = f"{outcome.stop.message}, and did not heed an interrupt: the kernel was killed. {_LOST}"
+        message = f"{outcome.stop.message}, and did not heed an interrupt: the kernel was killed."
         if outcome.stop.at_once:
-            message = f"{outcome.stop.message}: the kernel was killed. {_LOST}"
+            message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
-    return _error("killed", f"the kernel died: {_cause(outcome)}. {_LOST}", outcome.raised)
+    return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
 
 
 def _cause(outcome: Outcome) -> str:

@@ -11,6 +11,7 @@ from holdfast.config import MIN_MEMORY_BYTES, Limits, Settings
 from holdfast.environments import Environment, Report
 from holdfast.errors import InvalidSetting, SandboxUnavailable
 from holdfast.home import Home, acquire
+from holdfast.model import Mode
 from holdfast.nodes.local import LocalNode
 from holdfast.resources.workspace import Workspace, remove_tree
 from holdfast.sandbox import cgroups
@@ -28,7 +29,7 @@ class Service:
         self._choosing = anyio.Lock()
 
     async def create_session(
-        self, *, limits: Limits, env: str | Path | None = None, report: Report | None = None
+        self, *, limits: Limits, mode: Mode = "strict", env: str | Path | None = None, report: Report | None = None
     ) -> LiveSession:
         """A session with an empty workspace and a warm kernel."""
         if limits.memory_bytes < MIN_MEMORY_BYTES:

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
+from types import FrameType
 
 from holdfast.guest import commands, namespace
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell, refuse_input
+from holdfast.guest.snapshots import Snapshots
 from holdfast.guest.streams import StandardStreams
 from holdfast.kernel import wire
 
@@ -23,14 +25,18 @@ _MAX_THREADS_NAMED = 100
 class Guest:
     """Guards what must outlive whatever a cell does to its process: the channel and the standard streams."""
 
-    def __init__(self, control: socket.socket, shell: GuestShell) -> None:
+    def __init__(self, control: socket.socket, shell: GuestShell, snapshots: Snapshots, *, memory_bytes: int) -> None:
         self._channel = Channel(control)
         self._shell = shell
+        self._snapshots = snapshots
+        self._memory_bytes = memory_bytes
         self._streams = StandardStreams()
+        snapshots.disregard(control.fileno(), 1, 2)
         shell.sink = self._channel
 
     def serve(self) -> None:
         set_handler(signal.SIGINT, signal.SIG_IGN)
+        set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
         self._channel.send(wire.Ready(pid=os.getpid()))
         try:
             while (request := self._channel.receive()) is not None:
@@ -53,6 +59,8 @@ class Guest:
                 return _or(nothing, lambda: self._shell.inspect_at(request.code, request.cursor, request.detail))
             case wire.ListNames():
                 return _or(wire.Named(names={}), self._describe_names)
+            case wire.TakeSnapshot():
+                return self._snapshots.take()
             case wire.Answer():
                 raise RuntimeError("an answer that nobody asked for")
 
@@ -68,18 +76,29 @@ class Guest:
         return wire.Finished(count=self._shell.execution_count - 1, threads=_living_threads())
 
     def _interruptible(self, body: Callable[[], wire.Raised | None]) -> wire.Raised | None:
-        """SIGINT is an exception while the body runs and nothing at all before and after."""
+        """The host's two signals are exceptions while the body runs and nothing at all before and after."""
         try:
             try:
-                # A cell before may have blocked it; what is pending then is dropped, being ignored still.
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                # A cell before may have blocked them; what is pending then is dropped, being ignored still.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, wire.MEMORY_SIGNAL})
+                set_handler(wire.MEMORY_SIGNAL, self._run_short_of_memory)
                 set_handler(signal.SIGINT, signal.default_int_handler)
                 return body()
             finally:
+                set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
                 set_handler(signal.SIGINT, signal.SIG_IGN)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, MemoryError) as error:
+            set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
             set_handler(signal.SIGINT, signal.SIG_IGN)
-            return wire.Raised(name="KeyboardInterrupt", message="", traceback="KeyboardInterrupt", kind="exception")
+            return _error_of(error)
+
+    def _run_short_of_memory(self, number: int, frame: FrameType | None) -> None:
+        """Near the cap the host asks for this, so that a runaway cell ends as an exception and not by a kill."""
+        set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)  # once is enough
+        raise MemoryError(
+            f"this session's memory is nearly used up (its cap is {self._memory_bytes >> 20} MiB): "
+            "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory"
+        )
 
     def _run_command(self, command: str) -> wire.Finished:
         codes: list[int] = []
@@ -128,6 +147,6 @@ def _or(nothing: wire.Message, question: Callable[[], wire.Message]) -> wire.Mes
         return nothing
 
 
-def _error_of(error: Exception) -> wire.Raised:
+def _error_of(error: BaseException) -> wire.Raised:
     name = type(error).__name__
     return wire.Raised(name=name, message=text(str(error)), traceback=text(f"{name}: {error}"), kind="exception")

@@ -21,7 +21,9 @@ def describe(namespace: dict[str, Any], hidden: dict[str, Any]) -> dict[str, wir
     )
     return {
         text(name[:_MAX_NAME]): wire.Name(
-            type=_type_name(namespace[name]), approx_bytes=min(approx_bytes(namespace[name]), _MAX_SIZE)
+            type=_type_name(namespace[name]),
+            approx_bytes=min(approx_bytes(namespace[name]), _MAX_SIZE),
+            address=id(namespace[name]),
         )
         for _, name in zip(range(_MAX_NAMES), own, strict=False)
     }

@@ -1,8 +1,8 @@
 """The host's end of one kernel. All that comes in here is hostile: typed, bounded, never executed.
 
-Four descriptors come from a session: the kernel's control socket, pid 1's reports, stdout, stderr. One epoll
-watches them, so that a wait is one wait. Reading is bounded per round, so a kernel that floods the host gets
-backpressure and nobody else notices.
+Five descriptors come from a session: the kernel's control socket, pid 1's reports, the socket on which snapshots
+sleep, stdout, stderr. One epoll watches all but the third, so that a wait is one wait. Reading is bounded per round,
+so a kernel that floods the host gets backpressure and nobody else notices.
 """
 
 import os
@@ -11,12 +11,13 @@ import signal
 import socket
 import struct
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, TypeVar
 
 import anyio
 import msgspec
 
 from holdfast.kernel import wire
+from holdfast.sandbox.cgroups import MemoryWatch
 
 MAX_MESSAGE_BYTES = 33 << 20
 """A little more than an honest guest ever sends (`guest.channel.MAX_MESSAGE_BYTES`)."""
@@ -27,6 +28,7 @@ _MESSAGES_PER_ROUND = 256
 _REPORT = struct.Struct("ii")
 _CREDENTIALS = struct.Struct("iii")
 
+Reply = TypeVar("Reply", bound=wire.Message)
 _decoder: "msgspec.msgpack.Decoder[wire.KernelMessage]" = msgspec.msgpack.Decoder(wire.KernelMessage)
 
 
@@ -49,15 +51,32 @@ class Gone(msgspec.Struct, frozen=True):
     reason: str
 
 
-Happening = Printed | Died | Gone | wire.KernelMessage
+class Pressed(msgspec.Struct, frozen=True):
+    """The session's cgroup reports that memory is short."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A frozen copy of the kernel, asleep."""
+
+    pid: int
+    pid_inside: int
+
+
+Happening = Printed | Died | Gone | Pressed | wire.KernelMessage
 
 
 class Kernel:
     """One running kernel, as long as it runs."""
 
-    def __init__(self, *, control: socket.socket, reports: socket.socket, stdout: int, stderr: int) -> None:
+    def __init__(
+        self, *, control: socket.socket, reports: socket.socket, wake: socket.socket, stdout: int, stderr: int
+    ) -> None:
         self.pid = 0
         self.init_pid = 0
+        self.snapshot: Snapshot | None = None
+        self._wake = wake
+        self._memory_watch: MemoryWatch | None = None
+        self._early: list[Happening] = []
         self._pidfds: dict[int, int] = {}
         self._pid_inside = 0
         self._control = control
@@ -65,7 +84,7 @@ class Kernel:
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
         self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._epoll = select.epoll()
-        for sock in (control, reports):
+        for sock in (control, reports, wake):
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         for fd in (control.fileno(), reports.fileno(), stdout, stderr):
@@ -91,10 +110,12 @@ class Kernel:
     def collect(self) -> list[Happening]:
         """What has happened so far. What was printed comes before what was sent later."""
         ready = {fd for fd, _ in self._epoll.poll(0)}
+        early, self._early = self._early, []
+        pressed = self._read_pressure(ready)
         messages = self._read_messages() if self._control.fileno() in ready else []
         deaths = self._read_reports() if self._reports.fileno() in ready else []
         # The pipes last, but first in line: a cell flushes before it sends.
-        return [*self.read_pipes(), *messages, *deaths]
+        return [*early, *self.read_pipes(), *pressed, *messages, *deaths]
 
     def read_pipes(self) -> list[Happening]:
         """What the pipes hold now, up to a bound."""
@@ -117,18 +138,97 @@ class Kernel:
             for packet in wire.packets(message):
                 await self._send_packet(packet)
 
+    def watch_memory(self, watch: MemoryWatch) -> None:
+        """Report `Pressed` when the session's cgroup says so."""
+        self._memory_watch = watch
+        self._epoll.register(watch.fd, watch.epoll_events)
+
     def interrupt(self) -> None:
         self._signal(self.pid, signal.SIGINT)
 
+    def warn_of_memory(self) -> None:
+        self._signal(self.pid, wire.MEMORY_SIGNAL)
+
     def kill(self) -> None:
+        """End the kernel, and it alone: its snapshot, if it has one, can take its place."""
+        self._signal(self.pid, signal.SIGKILL)
+
+    def kill_session(self) -> None:
         """End the session's processes, all of them: with its pid 1 goes the pid namespace."""
         self._signal(self.init_pid, signal.SIGKILL)
 
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    async def take_snapshot(self, timeout_s: float) -> str | None:
+        """Have the kernel fork a frozen copy; the one before it is dropped. None, or why there is none now."""
+        before, self.snapshot = self.snapshot, None
+        try:
+            with anyio.fail_after(timeout_s):
+                await self.send(wire.TakeSnapshot())
+                snapped = await self._expect(wire.Snapped)
+                if snapped is None or snapped.pid == 0:
+                    return snapped.reason if snapped else "the kernel is gone"
+                sleeper = await self._wait_asleep()
+        except TimeoutError:
+            return f"the kernel did not take it within {timeout_s:g} s"
+        finally:
+            self.drop(before)
+        self.snapshot = Snapshot(sleeper, snapped.pid)
+        return None
+
+    async def wake_snapshot(self, timeout_s: float) -> wire.Woken | None:
+        """Let the snapshot be the kernel from now on. The old kernel and its children are dead."""
+        snapshot, self.snapshot = self.snapshot, None
+        if snapshot is None:
+            return None
+        self._discard_leftovers()
+        self._part_from(self.pid)
+        try:
+            self._wake.send(b"wake")
+            with anyio.fail_after(timeout_s):
+                self.pid, self._pid_inside = snapshot.pid, snapshot.pid_inside
+                return await self._expect(wire.Woken)
+        except (TimeoutError, OSError):
+            return None
+
+    def drop(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            self._signal(snapshot.pid, signal.SIGKILL)
+            self._part_from(snapshot.pid)
+
+    async def _expect(self, kind: type[Reply]) -> Reply | None:
+        """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
+        while True:
+            for event in await self.wait(None):
+                if isinstance(event, kind):
+                    return event
+                if isinstance(event, (Died, Gone)):
+                    return None
+                if isinstance(event, Printed):
+                    self._early.append(event)
+
+    async def _wait_asleep(self) -> int:
+        while True:
+            await anyio.wait_readable(self._wake)
+            word, pid = _receive(self._wake, 64)
+            if word == b"asleep" and pid != self.pid:
+                return self._meet(pid)
+
+    def _discard_leftovers(self) -> None:
+        """What the dead kernel sent and nobody read, whole or in part."""
+        self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
+        with suppress(OSError, wire.ProtocolViolation):
+            while _receive(self._control, wire.PACKET_BYTES + 1)[0]:
+                pass
+        with suppress(FileExistsError):
+            self._epoll.register(self._control.fileno(), select.EPOLLIN)
+
     def close(self) -> None:
-        self.kill()
+        self.kill_session()
         self._epoll.close()
         self._control.close()
         self._reports.close()
+        self._wake.close()
         for fd in [*self._pipes, *self._pidfds.values()]:
             os.close(fd)
         self._pipes.clear()
@@ -175,6 +275,9 @@ class Kernel:
                 reaped, status = _REPORT.unpack(report)
                 if reaped and reaped == self._pid_inside:
                     deaths.append(Died(status))
+                elif self.snapshot is not None and reaped == self.snapshot.pid_inside:
+                    self._part_from(self.snapshot.pid)
+                    self.snapshot = None  # user code may kill it: then this run is unprotected, and nothing worse
         except (BlockingIOError, InterruptedError):
             return deaths
 
@@ -183,6 +286,16 @@ class Kernel:
         with suppress(ProcessLookupError):
             self._pidfds[pid] = os.pidfd_open(pid)
         return pid
+
+    def _part_from(self, pid: int) -> None:
+        if (handle := self._pidfds.pop(pid, None)) is not None:
+            os.close(handle)
+
+    def _read_pressure(self, ready: set[int]) -> list[Happening]:
+        if self._memory_watch is None or self._memory_watch.fd not in ready:
+            return []
+        self._memory_watch.acknowledge()
+        return [Pressed()]
 
     def _signal(self, pid: int, number: int) -> None:
         if pid in self._pidfds:

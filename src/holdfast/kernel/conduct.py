@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.config import Limits
 from holdfast.kernel import wire
-from holdfast.kernel.client import Died, Gone, Happening, Kernel, Printed
+from holdfast.kernel.client import Died, Gone, Happening, Kernel, Pressed, Printed
 from holdfast.kernel.output import RunOutput
 from holdfast.model import Display, Displayed, DisplaysCleared, Event, Output
 
@@ -171,9 +171,13 @@ class Conduct:
             self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
         if time.monotonic() - self._started < _TICK_S:
             return  # most cells are over before a limit can be in danger
+        await self._ask_guards()
+
+    async def _ask_guards(self) -> None:
         for guard in self._guards:
             if (stop := await guard()) is not None:
                 self.stop(stop)
+                self._kill_at = min(self._kill_at, time.monotonic() if stop.at_once else float("inf"))
 
     async def _take(self, event: Happening) -> None:
         match event:
@@ -185,6 +189,8 @@ class Conduct:
                 self._died = event
             case Gone():
                 self._lose(event.reason)
+            case Pressed():
+                await self._ask_guards()
             case _:
                 await self._hear(event)
 

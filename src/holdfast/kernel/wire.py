@@ -13,6 +13,7 @@ everything that does not decode as an attack: see `ProtocolViolation`.
 
 import array
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -20,6 +21,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 PACKET_BYTES = 60_000
+MEMORY_SIGNAL = signal.SIGXCPU
+"""From the host to a kernel that nears its cap: raise MemoryError. (Nobody limits CPU seconds in here.)"""
 MAX_FDS = 16
 
 
@@ -59,13 +62,15 @@ class StartZygote(Message, frozen=True):
 
 
 class ForkSession(Message, frozen=True):
-    """Fork one confined kernel. Descriptors that travel along: control, reports, stdout, stderr, then cgroups."""
+    """Fork one confined kernel. Descriptors that travel along: control, reports, wake, stdout, stderr, cgroups…"""
 
     session: str
     kernel_id: int
     """User and group of the kernel, as the zygote's user namespace numbers them."""
     init_id: int
     """The same for pid 1; equal to `kernel_id` where only one id can be mapped."""
+    memory_bytes: int
+    """The cap, so that the guest can say how near it came. The cgroup keeps it."""
     shm_bytes: int
     file_bytes: int
     open_files: int
@@ -106,6 +111,10 @@ class Inspect(Message, frozen=True):
 
 class ListNames(Message, frozen=True):
     pass
+
+
+class TakeSnapshot(Message, frozen=True):
+    """Fork a frozen copy of yourself, threads included. Answered by `Snapped`; by the copy, once woken, `Woken`."""
 
 
 class Answer(Message, frozen=True):
@@ -180,19 +189,36 @@ class Inspected(Message, frozen=True):
     """Empty when nothing is known of what stands at the cursor."""
 
 
+class Snapped(Message, frozen=True):
+    pid: int = 0
+    """The copy, as the session's pid namespace numbers it; 0: there is none, and `reason` says why."""
+    threads: int = 0
+    reason: str = ""
+
+
+class Woken(Message, frozen=True):
+    """The first words of a copy that is now the kernel."""
+
+    pid: int
+    not_restored: list[str] = []
+    """Open things whose state lies outside memory: sockets, pipes."""
+
+
 class Name(msgspec.Struct, frozen=True, kw_only=True):
     """A live variable, as the kernel describes it."""
 
     type: str
     approx_bytes: int
+    address: int = 0
+    """Tells whether two snapshots of one process have the same object under a name."""
 
 
 class Named(Message, frozen=True):
     names: dict[str, Name]
 
 
-HostRequest = Execute | Shell | Complete | Inspect | ListNames | Answer
-KernelMessage = Shown | Cleared | Asked | Raised | Ready | Finished | Completed | Inspected | Named
+HostRequest = Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Answer
+KernelMessage = Shown | Cleared | Asked | Raised | Ready | Finished | Completed | Inspected | Named | Snapped | Woken
 Supervision = Forked | Refused
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.guest.main import Guest
 from holdfast.guest.shell import GuestShell, make_shell
+from holdfast.guest.snapshots import Snapshots
 from holdfast.kernel import wire
 from holdfast.sandbox import linux, mounts, namespaces, pid1, seccomp
 from holdfast.sandbox.confine import confine_init, confine_kernel, confine_session
@@ -109,7 +110,7 @@ def _become_session(
     request: wire.ForkSession, fds: list[int], shell: GuestShell, program: bytes, zygote: socket.socket
 ) -> None:
     """The whole life of pid 1 and, in its child, of the kernel. Never returns."""
-    control, reports, stdout, stderr, *cgroup_fds = fds
+    control, reports, wake, stdout, stderr, *cgroup_fds = fds
 
     def map_ids() -> None:
         zygote.send(b"map me")
@@ -120,8 +121,8 @@ def _become_session(
         confine_session(request, cgroup_fds=cgroup_fds, map_ids=map_ids)
         if os.fork() == 0:
             _attach_output(stdout, stderr)
-            confine_kernel(request, program=program, keep_fds={control})
-            _become_kernel(control, shell)
+            confine_kernel(request, program=program, keep_fds={control, wake})
+            _become_kernel(request, control, wake, shell)
         confine_init(request, program=program, keep_fds={reports})
         pid1.run(reports)
     except BaseException as error:
@@ -139,13 +140,14 @@ def _attach_output(stdout: int, stderr: int) -> None:
         os.dup2(source, target)
 
 
-def _become_kernel(control: int, shell: GuestShell) -> None:
+def _become_kernel(request: wire.ForkSession, control: int, wake: int, shell: GuestShell) -> None:
     # Forks share the zygote's generators; two sessions must not draw the same numbers.
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
     gc.enable()
-    Guest(socket.socket(fileno=control), shell).serve()
+    snapshots = Snapshots(socket.socket(fileno=wake))
+    Guest(socket.socket(fileno=control), shell, snapshots, memory_bytes=request.memory_bytes).serve()
     os._exit(0)
 
 

@@ -89,10 +89,17 @@ class LocalNode:
         """A new, confined kernel for a session whose directories exist."""
         name = f"{session}-{secrets.token_hex(3)}"
         cgroup = self.tree.create(
-            name, cgroups.Limits(memory_bytes=limits.memory_bytes, pids=limits.processes, cpus=limits.cpus)
+            name,
+            cgroups.Limits(
+                memory_bytes=limits.memory_bytes,
+                reserve_bytes=limits.snapshot_reserve_bytes,
+                pids=limits.processes,
+                cpus=limits.cpus,
+            ),
         )
         request = wire.ForkSession(
-            session=session, kernel_id=ids.kernel, init_id=ids.init, shm_bytes=limits.memory_bytes // 2,
+            session=session, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
+            shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes if self.tree.kind == "watchdog" else None,
         )  # fmt: skip
@@ -262,10 +269,12 @@ def _make_kernel() -> tuple[Kernel, list[int]]:
     """The host's end, and the descriptors that the guest gets, in the order of `wire.ForkSession`."""
     control, guest_control = _packet_pair()
     reports, guest_reports = _packet_pair()
+    wake, guest_wake = _packet_pair()
     stdout, guest_stdout = os.pipe()
     stderr, guest_stderr = os.pipe()
-    kernel = Kernel(control=control, reports=reports, stdout=stdout, stderr=stderr)
-    return kernel, [guest_control.detach(), guest_reports.detach(), guest_stdout, guest_stderr]
+    kernel = Kernel(control=control, reports=reports, wake=wake, stdout=stdout, stderr=stderr)
+    guest_sockets = [sock.detach() for sock in (guest_control, guest_reports, guest_wake)]
+    return kernel, [*guest_sockets, guest_stdout, guest_stderr]
 
 
 def _packet_pair() -> tuple[socket.socket, socket.socket]:

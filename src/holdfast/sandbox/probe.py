@@ -550,7 +550,7 @@ def _live_cgroup(version: str) -> list[Finding]:
     try:
         frozen, killed = _in_a_cgroup(cgroups.find(f"probe-{os.getpid()}"))
     except cgroups.CgroupUnavailable as error:
-        weaker = "or accept a cap that is only sampled: memory_cap=\"watchdog\", --memory-cap watchdog"
+        weaker = 'or accept a cap that is only sampled: memory_cap="watchdog", --memory-cap watchdog'
         remedy = f"{error.remedy}\n# {weaker}"
         return [dataclasses.replace(own, ok=False, detail=error.reason, remedy=remedy), cap]
     except OSError as error:

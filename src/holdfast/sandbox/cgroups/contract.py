@@ -59,6 +59,8 @@ class Unkillable(Exception):
 class Limits:
     memory_bytes: int
     """Hard cap: memory, page cache, tmpfs and swap together."""
+    reserve_bytes: int = 0
+    """How far above the cap `allow` may go for a while."""
     pids: int
     cpus: float | None
     """Quota in cores. None or 0: no quota. What was left unused may be used in a burst later."""
@@ -69,6 +71,14 @@ class Limits:
     def cpu_quota_us(self) -> int | None:
         """CPU time per period of `CPU_PERIOD_US`."""
         return max(_SMALLEST_QUOTA_US, int(self.cpus * CPU_PERIOD_US)) if self.cpus else None
+
+
+class MemoryWatch(NamedTuple):
+    """A descriptor that becomes ready when memory is short; read it by `acknowledge` to be told again."""
+
+    fd: int
+    epoll_events: int
+    acknowledge: Callable[[], object]
 
 
 class Cgroup(ABC):
@@ -117,6 +127,22 @@ class Cgroup(ABC):
     @abstractmethod
     def set_memory(self, memory_bytes: int) -> None:
         """Move the cap. Below what is in use v1 refuses (EBUSY) and v2 kills."""
+
+    def memory_pinned_bytes(self) -> int:
+        """Memory in use that the kernel could not take back: all but the file cache."""
+        return self.memory_now_bytes()
+
+    def allow(self, memory_bytes: int) -> None:
+        """Move the level at which processes are held up, between the cap and cap plus reserve."""
+        self.set_memory(memory_bytes)
+
+    def watch_memory(self, soft_bytes: int) -> "MemoryWatch | None":
+        """Be told when the session passes `soft_bytes`, and when it is held up at its cap instead of killed."""
+        return None
+
+    def is_held_up(self) -> bool:
+        """Whether processes wait for memory that they do not get."""
+        return False
 
     def over_cap(self) -> bool:
         """Whether the host must kill to keep the cap: never, where the kernel keeps it."""

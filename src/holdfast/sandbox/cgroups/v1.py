@@ -10,6 +10,7 @@ a crashed host has left is only found where its path does not change.
 
 import errno
 import os
+import select
 import time
 
 from holdfast.sandbox.cgroups import delegation, kernfs
@@ -17,6 +18,7 @@ from holdfast.sandbox.cgroups.contract import (
     Cgroup,
     CgroupUnavailable,
     Limits,
+    MemoryWatch,
     Tree,
     check_name,
     machine_has_swap,
@@ -153,6 +155,7 @@ class V1Cgroup(Cgroup):
         self._cpuacct = by_controller["cpuacct"]
         self._freezer = by_controller["freezer"]
         # Frozen and thawed at every run: the one file worth a descriptor per session.
+        self._watch_fd = -1
         self._state_fd = os.open(f"{self._freezer}/freezer.state", os.O_RDWR | os.O_CLOEXEC)
 
     def limit(self, limits: Limits) -> None:
@@ -223,6 +226,29 @@ class V1Cgroup(Cgroup):
         kernfs.write(f"{self._memory}/memory.max_usage_in_bytes", 0)
         return True
 
+    def memory_pinned_bytes(self) -> int:
+        stat = kernfs.read(f"{self._memory}/memory.stat")
+        return self.memory_now_bytes() - kernfs.keyed(stat, "cache") + kernfs.keyed(stat, "shmem")
+
+    def watch_memory(self, soft_bytes: int) -> MemoryWatch:
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # 1: whoever faults above the cap waits for memory, or for our SIGKILL, instead of being killed.
+        kernfs.write(f"{self._memory}/memory.oom_control", 1)
+        self._register(event, "memory.oom_control", "")
+        self._register(event, "memory.usage_in_bytes", str(soft_bytes))
+        self._watch_fd = event
+        return MemoryWatch(event, select.EPOLLIN, lambda: os.eventfd_read(event))
+
+    def _register(self, event: int, name: str, argument: str) -> None:
+        fd = os.open(f"{self._memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernfs.write(f"{self._memory}/cgroup.event_control", f"{event} {fd} {argument}".strip())
+        finally:
+            os.close(fd)
+
+    def is_held_up(self) -> bool:
+        return kernfs.keyed(kernfs.read(f"{self._memory}/memory.oom_control"), "under_oom") == 1
+
     def oom_kills(self) -> int:
         return kernfs.keyed(kernfs.read(f"{self._memory}/memory.oom_control"), "oom_kill")
 
@@ -230,9 +256,10 @@ class V1Cgroup(Cgroup):
         return int(kernfs.read(f"{self._cpuacct}/cpuacct.usage")) / 1e9
 
     def close(self) -> None:
-        if self._state_fd >= 0:
-            os.close(self._state_fd)
-            self._state_fd = -1
+        for fd in (self._state_fd, self._watch_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._state_fd = self._watch_fd = -1
 
     def remove(self) -> None:
         self.close()

@@ -24,6 +24,7 @@ from holdfast.sandbox.cgroups.contract import (
     Cgroup,
     CgroupUnavailable,
     Limits,
+    MemoryWatch,
     Tree,
     Unkillable,
     check_name,
@@ -184,10 +185,13 @@ class V2Cgroup(Cgroup):
         # Frozen and thawed at every run: worth two descriptors per session.
         self._freeze_fd = os.open(f"{path}/cgroup.freeze", os.O_WRONLY | os.O_CLOEXEC)
         self._events_fd = os.open(f"{path}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        self._watch_fd = -1
         self._peak = _Peak(path)
 
     def limit(self, limits: Limits) -> None:
-        self.set_memory(limits.memory_bytes)
+        self.set_memory(limits.memory_bytes + limits.reserve_bytes)
+        if limits.reserve_bytes:
+            self.allow(limits.memory_bytes)
         # memory.oom.group stays 0, as in every new cgroup: the snapshot must outlive the kernel.
         kernfs.write_if_present(f"{self._path}/memory.swap.max", 0)
         kernfs.write(f"{self._path}/pids.max", limits.pids)
@@ -198,6 +202,20 @@ class V2Cgroup(Cgroup):
 
     def set_memory(self, memory_bytes: int) -> None:
         kernfs.write(f"{self._path}/memory.max", memory_bytes)
+
+    def memory_pinned_bytes(self) -> int:
+        stat = kernfs.read(f"{self._path}/memory.stat")
+        return self.memory_now_bytes() - kernfs.keyed(stat, "file") + kernfs.keyed(stat, "shmem")
+
+    def allow(self, memory_bytes: int) -> None:
+        # Not a wall but deep mud: whoever allocates above it is made to sleep, longer and longer.
+        kernfs.write(f"{self._path}/memory.high", memory_bytes)
+
+    def watch_memory(self, soft_bytes: int) -> MemoryWatch:
+        self.allow(soft_bytes)
+        fd = self._watch_fd = os.open(f"{self._path}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        kernfs.read_kept(fd)
+        return MemoryWatch(fd, select.EPOLLPRI, lambda: kernfs.read_kept(fd))
 
     def join_fds(self) -> list[int]:
         return [kernfs.open_procs(self._path)]
@@ -253,10 +271,10 @@ class V2Cgroup(Cgroup):
 
     def close(self) -> None:
         self._peak.close()
-        for fd in (self._freeze_fd, self._events_fd):
+        for fd in (self._freeze_fd, self._events_fd, self._watch_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
-        self._freeze_fd = self._events_fd = -1
+        self._freeze_fd = self._events_fd = self._watch_fd = -1
 
     def remove(self) -> None:
         self.close()

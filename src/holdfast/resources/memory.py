@@ -1,0 +1,128 @@
+"""A kernel's memory: the snapshot it can fall back to, and what happens when it nears its cap.
+
+The cap binds the kernel's *own* memory. While a snapshot sleeps, every page that the kernel rewrites exists twice;
+those copies are nobody's fault and are paid from a reserve. How large they are is known exactly: they are the pages
+that only the snapshot maps any more.
+
+Past nine tenths of the cap the cell gets a MemoryError, once, and a little room so that it gets as far as raising it.
+At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and looked at:
+
+    own memory below the cap   the copies are to blame: room from the reserve; when that is used up, the snapshot is
+                               dropped and the run goes on unprotected
+    above it                   killed; the snapshot takes its place
+"""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import anyio.to_thread
+
+from holdfast.kernel import wire
+from holdfast.kernel.client import Kernel
+from holdfast.kernel.conduct import Stop
+from holdfast.sandbox.cgroups import Cgroup
+
+_SNAPSHOT_S = 10.0
+_WAKE_S = 10.0
+_HEED_S = 0.5
+"""How long a warned cell has to raise before a second look counts against it."""
+_DROPPED = "memory ran short, and the snapshot had to make room"
+
+
+class Protection:
+    """Guards one kernel's snapshot and its cap."""
+
+    def __init__(self, kernel: Kernel, cgroup: Cgroup, *, cap_bytes: int, reserve_bytes: int) -> None:
+        self.unprotected: str | None = "the kernel is new: there is nothing to protect yet"
+        self._kernel = kernel
+        self._cgroup = cgroup
+        self._cap = cap_bytes
+        self._ceiling = cap_bytes + reserve_bytes
+        self._soft = cap_bytes // 10 * 9
+        self._slack = max(16 << 20, cap_bytes // 16)
+        self._allowed = cap_bytes
+        self._warned_at: float | None = None
+        if (watch := cgroup.watch_memory(self._soft)) is not None:
+            kernel.watch_memory(watch)
+
+    @property
+    def keep(self) -> set[int]:
+        """Processes that are no strays."""
+        snapshot = self._kernel.snapshot
+        return {self._kernel.pid, self._kernel.init_pid} | ({snapshot.pid} if snapshot else set())
+
+    async def renew(self) -> None:
+        """Take a snapshot of the kernel as it is now, in place of the one before."""
+        self.unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
+        self._warned_at = None
+        with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
+            self._allow(self._cap)
+
+    async def roll_back(self) -> wire.Woken | None:
+        """Put the snapshot in the kernel's place. None: there is none, or it did not come up; memory is lost."""
+        if self._kernel.snapshot is None:
+            self.unprotected = self.unprotected or "the snapshot was killed"
+            return None
+        self._kernel.kill()
+        keep = self.keep - {self._kernel.pid}
+        await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
+        woken = await self._kernel.wake_snapshot(_WAKE_S)
+        if woken is None:
+            self.unprotected = "the snapshot did not wake"
+        return woken
+
+    async def __call__(self) -> Stop | None:
+        """The guard: looked at when memory is short, and at every tick."""
+        now = self._cgroup.memory_now_bytes()
+        held_up = self._cgroup.is_held_up()
+        if now < self._soft and not held_up:
+            return None
+        copies = await self._copies()
+        own = self._cgroup.memory_pinned_bytes() - copies
+        if own >= self._soft and self._warned_at is None:
+            self._warned_at = time.monotonic()
+            self._kernel.warn_of_memory()
+            self._make_room(now, copies)
+        elif own < self._cap:
+            if held_up and not self._make_room(now, copies):
+                return self._out_of_memory(own)
+        elif held_up or time.monotonic() - (self._warned_at or 0) > _HEED_S:
+            return self._out_of_memory(own)
+        return None
+
+    def _out_of_memory(self, own: int) -> Stop:
+        held, cap = own >> 20, self._cap >> 20
+        message = f"the run needed more than its memory cap of {cap} MiB (it held {held} MiB and asked for more)"
+        return Stop(reason="out_of_memory", message=message, at_once=True)
+
+    async def _copies(self) -> int:
+        snapshot = self._kernel.snapshot
+        return 0 if snapshot is None else await anyio.to_thread.run_sync(private_bytes, snapshot.pid)
+
+    def _make_room(self, now: int, copies: int) -> bool:
+        """From the reserve; and when that is used up, by giving up the snapshot."""
+        wanted = max(self._cap, now) + self._slack
+        if wanted <= self._ceiling:
+            self._allow(wanted)
+        elif self._kernel.snapshot is not None and copies > 0:
+            self._kernel.drop(self._kernel.snapshot)
+            self._kernel.snapshot = None
+            self.unprotected = _DROPPED
+        else:
+            return False
+        return True
+
+    def _allow(self, memory_bytes: int) -> None:
+        if memory_bytes != self._allowed:
+            self._cgroup.allow(memory_bytes)
+            self._allowed = memory_bytes
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that only this process maps; 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
