@@ -305,6 +305,7 @@ class Session:
             return future.result()
         except KeyboardInterrupt:
             self.interrupt()
+            meanwhile()  # what is on its way must still be taken, or the run could not end
             future.result()
             raise
 

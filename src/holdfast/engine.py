@@ -45,6 +45,7 @@ class _Engine:
         return service
 
     def close(self) -> None:
+        """Give up every home, whatever is still under way: a process that ends waits for nobody."""
         self.portal.call(self._close_services)
         self._context.__exit__(None, None, None)
 
@@ -64,8 +65,13 @@ def start(verb: Verb[T]) -> "Future[T]":
 
 
 def wait(verb: Verb[T]) -> T:
-    """The same, and wait for it."""
-    return start(verb).result()
+    """The same, and wait for it. Ctrl-C ends it."""
+    future = start(verb)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
 
 
 async def run(verb: Verb[T]) -> T:

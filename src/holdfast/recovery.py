@@ -1,6 +1,7 @@
 """Why a run did not end well, in words: cause, what is lost, what to do next."""
 
 import ast
+import re
 import signal
 
 import msgspec
@@ -42,7 +43,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
     """The error of a run, or None if it ended well."""
     if outcome.finished is None:
-        return _explain_loss(outcome, memory)
+        loss = _explain_loss(outcome, memory)
+        return msgspec.structs.replace(loss, line=loss.line or _last_line_in_cell(outcome.location))
     if outcome.stop is not None:
         return _explain_stop(outcome)
     if outcome.raised is None:
@@ -113,6 +115,12 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
     return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
+
+
+def _last_line_in_cell(location: str) -> int | None:
+    """From what faulthandler wrote: most recent call first."""
+    found = re.search(r'File "<ipython-input-[^"]*", line (\d+)', location)
+    return int(found[1]) if found else None
 
 
 def _cause(outcome: Outcome) -> str:

@@ -15,15 +15,15 @@ from holdfast.kernel import wire
 try:
     from holdfast import _snapshot
 except ImportError:  # built without a C compiler
-    _snapshot = None  # type: ignore[assignment]
+    _snapshot = None
 
 
 class Snapshots:
     """Takes copies that wake when the host writes to `wake`."""
 
-    def __init__(self, wake: socket.socket) -> None:
+    def __init__(self, wake: socket.socket, *own_fds: int) -> None:
         self._wake = wake
-        self._own: set[tuple[int, int]] = set()
+        self._own = {_identity(fd) for fd in (wake.fileno(), *own_fds)}
 
     def disregard(self, *fds: int) -> None:
         """Our own channels: not the user's, and in order after a wake."""

@@ -1,8 +1,8 @@
 """The host's end of one kernel. All that comes in here is hostile: typed, bounded, never executed.
 
-Five descriptors come from a session: the kernel's control socket, pid 1's reports, the socket on which snapshots
-sleep, stdout, stderr. One epoll watches all but the third, so that a wait is one wait. Reading is bounded per round,
-so a kernel that floods the host gets backpressure and nobody else notices.
+Six descriptors come from a session: the kernel's control socket, pid 1's reports, stdout, stderr, the socket on which
+snapshots sleep, and a pipe for tracebacks. One epoll watches the first four, so that a wait is one wait. Reading is
+bounded per round, so a kernel that floods the host gets backpressure and nobody else notices.
 """
 
 import os
@@ -25,6 +25,8 @@ MAX_MESSAGE_BYTES = 33 << 20
 _READ_BYTES = 1 << 16
 _READS_PER_ROUND = 16
 _MESSAGES_PER_ROUND = 256
+_LOCATION_BYTES = 64 << 10
+_BURIAL_S = 5.0
 _REPORT = struct.Struct("ii")
 _CREDENTIALS = struct.Struct("iii")
 
@@ -69,12 +71,21 @@ class Kernel:
     """One running kernel, as long as it runs."""
 
     def __init__(
-        self, *, control: socket.socket, reports: socket.socket, wake: socket.socket, stdout: int, stderr: int
+        self,
+        *,
+        control: socket.socket,
+        reports: socket.socket,
+        wake: socket.socket,
+        trace: int,
+        stdout: int,
+        stderr: int,
     ) -> None:
         self.pid = 0
         self.init_pid = 0
         self.snapshot: Snapshot | None = None
         self._wake = wake
+        self._trace = trace
+        os.set_blocking(trace, False)
         self._memory_watch: MemoryWatch | None = None
         self._early: list[Happening] = []
         self._pidfds: dict[int, int] = {}
@@ -149,6 +160,17 @@ class Kernel:
     def warn_of_memory(self) -> None:
         self._signal(self.pid, wire.MEMORY_SIGNAL)
 
+    def ask_location(self) -> None:
+        """Have the kernel write down where it is, in the midst of whatever it does."""
+        self._signal(self.pid, wire.LOCATION_SIGNAL)
+
+    def read_location(self) -> str:
+        """What it wrote down last, on our asking or in a crash: a traceback, or nothing."""
+        try:
+            return os.read(self._trace, _LOCATION_BYTES).decode(errors="replace")
+        except BlockingIOError:
+            return ""
+
     def kill(self) -> None:
         """End the kernel, and it alone: its snapshot, if it has one, can take its place."""
         self._signal(self.pid, signal.SIGKILL)
@@ -172,7 +194,7 @@ class Kernel:
         except TimeoutError:
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
-            self.drop(before)
+            await self._bury(before)
         self.snapshot = Snapshot(sleeper, snapped.pid)
         return None
 
@@ -191,10 +213,21 @@ class Kernel:
         except (TimeoutError, OSError):
             return None
 
-    def drop(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None:
-            self._signal(snapshot.pid, signal.SIGKILL)
-            self._part_from(snapshot.pid)
+    def drop_snapshot(self) -> None:
+        """Give up the snapshot and its memory."""
+        if self.snapshot is not None:
+            self._signal(self.snapshot.pid, signal.SIGKILL)
+            self._part_from(self.snapshot.pid)
+            self.snapshot = None
+
+    async def _bury(self, snapshot: Snapshot | None) -> None:
+        """Kill it and wait until it is gone: who is frozen while he dies keeps his memory until the thaw."""
+        if snapshot is None or snapshot.pid not in self._pidfds:
+            return
+        self._signal(snapshot.pid, signal.SIGKILL)
+        with anyio.move_on_after(_BURIAL_S):
+            await anyio.wait_readable(self._pidfds[snapshot.pid])
+        self._part_from(snapshot.pid)
 
     async def _expect(self, kind: type[Reply]) -> Reply | None:
         """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
@@ -229,7 +262,7 @@ class Kernel:
         self._control.close()
         self._reports.close()
         self._wake.close()
-        for fd in [*self._pipes, *self._pidfds.values()]:
+        for fd in [self._trace, *self._pipes, *self._pidfds.values()]:
             os.close(fd)
         self._pipes.clear()
         self._pidfds.clear()

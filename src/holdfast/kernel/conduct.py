@@ -23,6 +23,7 @@ Ask = Callable[[str, bool], Awaitable[str]]
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _TICK_S = 0.1
+_LOCATION_S = 0.005
 _DEATH_REPORT_S = 0.5
 """How long a kernel that fell silent has for its death to be reported."""
 
@@ -47,6 +48,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None
     died: Died | None
     gone: str | None
+    location: str
+    """A traceback that a kernel left which did not live to raise."""
     duration_s: float
 
 
@@ -121,6 +124,7 @@ class Conduct:
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
+        self._kernel.read_location()  # of an earlier run that was warned and lived
         # Whatever a thread sent between two runs answers nothing; but the kernel may have died meanwhile.
         for event in self._kernel.collect():
             if isinstance(event, (Printed, Died, Gone)):
@@ -142,7 +146,7 @@ class Conduct:
             if now >= self._deadline:
                 self.stop(Stop(reason="timeout", message=self._deadline_message))
             if now >= self._kill_at and not self._killed:
-                self._kill(now)
+                await self._kill()
             for event in await self._kernel.wait(min(_TICK_S, max(0.001, self._deadline - now))):
                 await self._take(event)
             await self._check()
@@ -154,15 +158,18 @@ class Conduct:
             stop=self._stop,
             died=self._died,
             gone=self._gone,
+            location="" if self._finished else self._kernel.read_location(),
             duration_s=time.monotonic() - self._started,
         )
 
     def _is_over(self) -> bool:
         return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
 
-    def _kill(self, now: float) -> None:
+    async def _kill(self) -> None:
         self._killed = True
-        self._give_up_at = now + _DEATH_REPORT_S
+        self._kernel.ask_location()
+        await anyio.sleep(_LOCATION_S)
+        self._give_up_at = time.monotonic() + _DEATH_REPORT_S
         self._kernel.kill()
 
     async def _check(self) -> None:

@@ -24,6 +24,8 @@ PACKET_BYTES = 60_000
 MEMORY_SIGNAL = signal.SIGXCPU
 """From the host to a kernel that nears its cap: raise MemoryError. (Nobody limits CPU seconds in here.)"""
 MAX_FDS = 16
+LOCATION_SIGNAL = signal.SIGPWR
+"""From the host to a kernel that is about to be killed: write down where you are (in the trace pipe)."""
 
 
 class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,7 +64,7 @@ class StartZygote(Message, frozen=True):
 
 
 class ForkSession(Message, frozen=True):
-    """Fork one confined kernel. Descriptors that travel along: control, reports, wake, stdout, stderr, cgroups…"""
+    """Fork one confined kernel. With it travel: control, reports, wake, trace, stdout, stderr, cgroups…"""
 
     session: str
     kernel_id: int

@@ -7,6 +7,7 @@ memory is in every guest's memory. Runs inside the guests' root, in the guests' 
                                      ◀─ "map me" ──┘
 """
 
+import faulthandler
 import gc
 import importlib
 import os
@@ -110,7 +111,7 @@ def _become_session(
     request: wire.ForkSession, fds: list[int], shell: GuestShell, program: bytes, zygote: socket.socket
 ) -> None:
     """The whole life of pid 1 and, in its child, of the kernel. Never returns."""
-    control, reports, wake, stdout, stderr, *cgroup_fds = fds
+    control, reports, wake, trace, stdout, stderr, *cgroup_fds = fds
 
     def map_ids() -> None:
         zygote.send(b"map me")
@@ -121,8 +122,8 @@ def _become_session(
         confine_session(request, cgroup_fds=cgroup_fds, map_ids=map_ids)
         if os.fork() == 0:
             _attach_output(stdout, stderr)
-            confine_kernel(request, program=program, keep_fds={control, wake})
-            _become_kernel(request, control, wake, shell)
+            confine_kernel(request, program=program, keep_fds={control, wake, trace})
+            _become_kernel(request, shell, control=control, wake=wake, trace=trace)
         confine_init(request, program=program, keep_fds={reports})
         pid1.run(reports)
     except BaseException as error:
@@ -140,13 +141,16 @@ def _attach_output(stdout: int, stderr: int) -> None:
         os.dup2(source, target)
 
 
-def _become_kernel(request: wire.ForkSession, control: int, wake: int, shell: GuestShell) -> None:
+def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int, wake: int, trace: int) -> None:
     # Forks share the zygote's generators; two sessions must not draw the same numbers.
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
     gc.enable()
-    snapshots = Snapshots(socket.socket(fileno=wake))
+    # A crash, and a kill that is announced, leave a trace of the line that was running.
+    faulthandler.enable(trace, all_threads=False)
+    faulthandler.register(wire.LOCATION_SIGNAL, trace, all_threads=False, chain=False)
+    snapshots = Snapshots(socket.socket(fileno=wake), trace)
     Guest(socket.socket(fileno=control), shell, snapshots, memory_bytes=request.memory_bytes).serve()
     os._exit(0)
 

@@ -1,6 +1,7 @@
 """This machine: one keeper, a zygote per environment, and kernels forked from them."""
 
 import os
+import resource
 import secrets
 import select
 import socket
@@ -63,6 +64,7 @@ class LocalNode:
         self._second_id = namespaces.second_id(os.geteuid(), os.getegid()) is not None
 
     async def start(self) -> None:
+        _raise_open_files_limit()
         if os.geteuid() == 0:
             self._block = claim_block(self._home.path)
         self._keeper = await _start_keeper(self._home.logs)
@@ -231,6 +233,13 @@ class Line:
         self._sock.close()
 
 
+def _raise_open_files_limit() -> None:
+    """A session takes about a dozen descriptors; the soft limit of most systems would end at eighty sessions."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _start_keeper(logs: Path) -> Line:
     here, there = _packet_pair()
     own_pidfd = os.pidfd_open(os.getpid())
@@ -270,11 +279,12 @@ def _make_kernel() -> tuple[Kernel, list[int]]:
     control, guest_control = _packet_pair()
     reports, guest_reports = _packet_pair()
     wake, guest_wake = _packet_pair()
+    trace, guest_trace = os.pipe()
     stdout, guest_stdout = os.pipe()
     stderr, guest_stderr = os.pipe()
-    kernel = Kernel(control=control, reports=reports, wake=wake, stdout=stdout, stderr=stderr)
+    kernel = Kernel(control=control, reports=reports, wake=wake, trace=trace, stdout=stdout, stderr=stderr)
     guest_sockets = [sock.detach() for sock in (guest_control, guest_reports, guest_wake)]
-    return kernel, [*guest_sockets, guest_stdout, guest_stderr]
+    return kernel, [*guest_sockets, guest_trace, guest_stdout, guest_stderr]
 
 
 def _packet_pair() -> tuple[socket.socket, socket.socket]:

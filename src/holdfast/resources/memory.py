@@ -43,6 +43,7 @@ class Protection:
         self._slack = max(16 << 20, cap_bytes // 16)
         self._allowed = cap_bytes
         self._warned_at: float | None = None
+        self._had_grace = False
         if (watch := cgroup.watch_memory(self._soft)) is not None:
             kernel.watch_memory(watch)
 
@@ -55,7 +56,7 @@ class Protection:
     async def renew(self) -> None:
         """Take a snapshot of the kernel as it is now, in place of the one before."""
         self.unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
-        self._warned_at = None
+        self._warned_at, self._had_grace = None, False
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
             self._allow(self._cap)
 
@@ -82,14 +83,15 @@ class Protection:
         own = self._cgroup.memory_pinned_bytes() - copies
         if own >= self._soft and self._warned_at is None:
             self._warned_at = time.monotonic()
+            self._kernel.ask_location()  # once it is held up it cannot answer
             self._kernel.warn_of_memory()
-            self._make_room(now, copies)
-        elif own < self._cap:
-            if held_up and not self._make_room(now, copies):
-                return self._out_of_memory(own)
-        elif held_up or time.monotonic() - (self._warned_at or 0) > _HEED_S:
-            return self._out_of_memory(own)
-        return None
+        if not held_up:
+            too_long = self._warned_at is not None and time.monotonic() - self._warned_at > _HEED_S
+            return self._out_of_memory(own) if own >= self._cap and too_long else None
+        # A process that is held up cannot raise anything: whoever is above the cap gets room to do so, once.
+        may_go_on = own < self._cap or not self._had_grace
+        self._had_grace = self._had_grace or own >= self._cap
+        return None if may_go_on and self._make_room(now, copies) else self._out_of_memory(own)
 
     def _out_of_memory(self, own: int) -> Stop:
         held, cap = own >> 20, self._cap >> 20
@@ -106,8 +108,7 @@ class Protection:
         if wanted <= self._ceiling:
             self._allow(wanted)
         elif self._kernel.snapshot is not None and copies > 0:
-            self._kernel.drop(self._kernel.snapshot)
-            self._kernel.snapshot = None
+            self._kernel.drop_snapshot()
             self.unprotected = _DROPPED
         else:
             return False
