@@ -1,6 +1,8 @@
 """The product, verb by verb. Every face calls these; `open_service` wires the parts."""
 
+import asyncio
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -9,13 +11,16 @@ import anyio.to_thread
 from holdfast import environments
 from holdfast.config import MIN_MEMORY_BYTES, Limits, Settings
 from holdfast.environments import Environment, Report
-from holdfast.errors import InvalidSetting, SandboxUnavailable
+from holdfast.errors import HoldfastError, InvalidSetting, SandboxUnavailable
 from holdfast.home import Home, acquire
 from holdfast.model import Mode
 from holdfast.nodes.local import LocalNode
 from holdfast.resources.workspace import Workspace, remove_tree
 from holdfast.sandbox import cgroups
 from holdfast.sessions import LiveSession
+
+_SPARE_DELAY_S = 0.05
+"""Not at once: the caller's first run comes first."""
 
 
 class Service:
@@ -26,6 +31,8 @@ class Service:
         self.node = node
         self._sessions: dict[str, LiveSession] = {}
         self._environments: dict[str, Environment] = {}
+        self._spares: dict[tuple[str, Limits], LiveSession] = {}
+        self._refilling: asyncio.Task[None] | None = None
         self._choosing = anyio.Lock()
 
     async def create_session(
@@ -38,6 +45,13 @@ class Service:
                 hint=f"give it at least {MIN_MEMORY_BYTES >> 20}M",
             )
         environment = await self._environment(env, report)
+        session = self._spares.pop((environment.prefix, limits), None) or await self._start_session(environment, limits)
+        session.mode = mode
+        self._sessions[session.id] = session
+        self._refill(environment, limits)
+        return session
+
+    async def _start_session(self, environment: Environment, limits: Limits) -> LiveSession:
         session_id = secrets.token_hex(5)
         session = LiveSession(
             self.node, environment, id=session_id, ids=self.node.take_ids(),
@@ -49,8 +63,21 @@ class Service:
             with anyio.CancelScope(shield=True):
                 await session.close()
             raise
-        self._sessions[session_id] = session
         return session
+
+    def _refill(self, environment: Environment, limits: Limits) -> None:
+        """Have the next session ready before it is asked for, started while the caller is busy with this one."""
+        if self._refilling is None or self._refilling.done():
+            self._refilling = asyncio.create_task(self._start_spare(environment, limits))
+
+    async def _start_spare(self, environment: Environment, limits: Limits) -> None:
+        key = environment.prefix, limits
+        await anyio.sleep(_SPARE_DELAY_S)
+        for other in [kept for kept in self._spares if kept != key]:
+            await self._spares.pop(other).close()
+        if key not in self._spares:
+            with suppress(HoldfastError):  # whoever asks for a session will be told
+                self._spares[key] = await self._start_session(environment, limits)
 
     async def end_session(self, session: LiveSession) -> None:
         self._sessions.pop(session.id, None)
@@ -63,7 +90,11 @@ class Service:
     async def close(self) -> None:
         """End every session and give up the home. Nothing is left: no process, mount, cgroup or workspace."""
         with anyio.CancelScope(shield=True):
-            for session in list(self._sessions.values()):
+            if self._refilling is not None:
+                self._refilling.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._refilling
+            for session in [*self._sessions.values(), *self._spares.values()]:
                 await self.end_session(session)
             await self.node.close()
             await anyio.to_thread.run_sync(self.node.tree.remove)

@@ -216,6 +216,8 @@ class LiveSession:
             incarnation = self._now
             if incarnation is None:  # its replacement could not be started; try again
                 incarnation = await self._renew()
+            elif self._pristine and not incarnation.kernel.is_alive():  # nothing is lost with it
+                incarnation = await self._renew(same_generation=True)
             incarnation.cgroup.thaw()
             try:
                 yield incarnation
@@ -268,8 +270,8 @@ class LiveSession:
             self._conduct = None
             output.close()
         outcome = await self._check_disk(outcome)
-        peak = cgroup.memory_peak_bytes()
-        error = explain(outcome, self._evidence(cgroup))
+        evidence = self._evidence(cgroup)
+        error = explain(outcome, evidence)
         strays = await self._clear_up(incarnation, outcome)
         aftermath = await self._after(outcome, error, mode)
         return _Result(
@@ -277,7 +279,7 @@ class LiveSession:
             outcome=outcome,
             error=None if error is None else with_fate(error, aftermath.memory, aftermath.unprotected),
             strays=strays,
-            peak_bytes=peak if peak_is_exact else None,
+            peak_bytes=evidence.peak_bytes if peak_is_exact else None,
             aftermath=aftermath,
         )
 

@@ -154,6 +154,13 @@ class Kernel:
         self._memory_watch = watch
         self._epoll.register(watch.fd, watch.epoll_events)
 
+    def is_alive(self) -> bool:
+        alive = select.poll()
+        if self.pid not in self._pidfds:
+            return False
+        alive.register(self._pidfds[self.pid], select.POLLIN)
+        return not alive.poll(0)
+
     def interrupt(self) -> None:
         self._signal(self.pid, signal.SIGINT)
 

@@ -29,6 +29,15 @@ from holdfast.sandbox.confine import confine_init, confine_kernel, confine_sessi
 
 _PRELOAD = ("numpy", "pandas", "pyarrow", "pyarrow.compute", "matplotlib.pyplot")
 _WARM_CELLS = ("1 + 1", "1 / 0", "%who", "await __import__('asyncio').sleep(0)")
+# What a data cell touches first: done here, its pages are shared by all sessions instead of copied into each.
+_WARM_DATA = """
+import io, numpy, pandas
+frame = pandas.read_csv(io.StringIO("k,v\\na,1\\nb,2\\na,3"))
+frame.groupby("k").v.agg(["sum", "mean"]).reset_index().merge(frame, on="k").sort_values("v").describe()
+numpy.linalg.inv(numpy.random.rand(3, 3)).sum()
+display(frame)
+frame
+"""
 _WARM_PLOT = "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.title('warm'); plt.show()"
 _decoder = msgspec.msgpack.Decoder(wire.ForkSession)
 
@@ -46,6 +55,7 @@ def main() -> None:
     gc.disable()
     gc.freeze()
     own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions that ended are reaped by Linux itself
     wire.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
     while True:
         body, fds = wire.receive_with_fds(control)
@@ -55,7 +65,6 @@ def main() -> None:
         for fd in fds:
             os.close(fd)
         wire.send_with_fds(control, reply, [])
-        _reap()
 
 
 def _warm_up() -> GuestShell:
@@ -65,7 +74,7 @@ def _warm_up() -> GuestShell:
     for cell in _WARM_CELLS:
         shell.run_cell(cell, silent=False)
     if "pandas" in loaded:
-        shell.run_cell("import pandas; display(pandas.DataFrame({'a': [1]}))")
+        shell.run_cell(_WARM_DATA)
     if "matplotlib.pyplot" in loaded:
         shell.run_cell(_WARM_PLOT)
     shell.forget()
@@ -112,6 +121,7 @@ def _become_session(
 ) -> None:
     """The whole life of pid 1 and, in its child, of the kernel. Never returns."""
     control, reports, wake, trace, stdout, stderr, *cgroup_fds = fds
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def map_ids() -> None:
         zygote.send(b"map me")
@@ -153,11 +163,3 @@ def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int
     snapshots = Snapshots(socket.socket(fileno=wake), trace)
     Guest(socket.socket(fileno=control), shell, snapshots, memory_bytes=request.memory_bytes).serve()
     os._exit(0)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
