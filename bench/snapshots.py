@@ -1,0 +1,155 @@
+"""What it costs that memory survives: taking a snapshot, waking it, and writing while one sleeps.
+
+    python -m bench.snapshots [--quick] [--json FILE]
+
+Goals: awake within 10 ms after the death is seen, whatever the size; `1+1` at least three times as fast as ipykernel
+with a snapshot before each. Nothing here fails because something was slow.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.jupyter import JupyterKernel
+from holdfast import Session, engine
+
+SIZES_MB = {"10 MB": 10, "1 GB": 1000, "4 GB": 4000}
+THINKING_S = 0.05
+"""Between two runs a caller reads, thinks, asks a model: this long at least."""
+
+
+class Stopwatch:
+    """Times the calls of one method of an object, and lets them through."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self.samples_ms: list[float] = []
+        original: Callable[..., Any] = getattr(owner, method)
+
+        async def timed(*args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return await original(*args)
+            finally:
+                self.samples_ms.append((time.perf_counter() - started) * 1e3)
+
+        setattr(owner, method, timed)
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.samples_ms)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, and no 4 GB")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    repetitions = 5 if options.quick else 15
+    figures: dict[str, float] = {}
+    try:
+        for name, size_mb in list(SIZES_MB.items())[: 2 if options.quick else 3]:
+            figures |= measure_wakes(name, size_mb, repetitions)
+        figures |= measure_rewriting(repetitions)
+        figures |= measure_round_trips(repetitions * 10)
+        with Session() as session:
+            live = session._session._session
+            found = machine.describe(cgroup=live._node.tree.kind)
+    finally:
+        engine.shut_down()
+    for line in found.lines():
+        console.print(line, style="dim", highlight=False)
+    show(figures, console)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure_wakes(name: str, size_mb: int, repetitions: int) -> dict[str, float]:
+    """A kernel with that much state, killed by itself, again and again."""
+    with Session(memory=f"{2 * size_mb + 500}M", timeout=120) as session:
+        _ok(session.run(f"import numpy as np, os, signal; state = np.ones({size_mb} * 125000)"))
+        live = session._session._session
+        assert live._now is not None
+        kernel = live._now.kernel
+        snapshots, wakes = Stopwatch(kernel, "take_snapshot"), Stopwatch(kernel, "wake_snapshot")
+        rollbacks = Stopwatch(live._protection, "roll_back")
+        for _ in range(repetitions):
+            time.sleep(THINKING_S)
+            assert session.run("os.kill(os.getpid(), signal.SIGKILL)").memory == "restored"
+        time.sleep(THINKING_S)
+        _ok(session.run("assert state.sum() == state.size"))
+    return {
+        f"{name} of state: snapshot, in the caller's thinking time (ms)": snapshots.median_ms,
+        f"{name} of state: awake after the death is seen (ms)": wakes.median_ms,
+        f"{name} of state: the whole rollback, left-overs killed (ms)": rollbacks.median_ms,
+    }
+
+
+def measure_rewriting(repetitions: int) -> dict[str, float]:
+    """One gigabyte, every page of it, in place."""
+    rewrite = "import time; t = time.perf_counter(); a += 1; time.perf_counter() - t"
+    with Session(memory="3G", timeout=120) as session:
+        make = "import numpy as np; a = np.ones(125_000_000)\n"
+        bare = [float(_ok(session.run(make + rewrite))) for _ in range(max(2, repetitions // 5))]
+        with_snapshot = []
+        for _ in range(max(2, repetitions // 5)):
+            time.sleep(4 * THINKING_S)
+            with_snapshot.append(float(_ok(session.run(rewrite))))
+    return {
+        "rewriting 1 GB in place, no snapshot (ms)": statistics.median(bare) * 1e3,
+        "rewriting 1 GB in place while a snapshot sleeps (ms)": statistics.median(with_snapshot) * 1e3,
+    }
+
+
+def measure_round_trips(repetitions: int) -> dict[str, float]:
+    """`1+1` in turns, a pause before each, so that the snapshot falls into it."""
+    with Session() as session, closing(JupyterKernel()) as kernel:
+        kernel.start()
+        samples: dict[str, list[float]] = {"holdfast": [], "jupyter": [], "at once": []}
+        for _ in range(repetitions):
+            time.sleep(THINKING_S)
+            samples["holdfast"].append(_timed(lambda: session.run("1+1")))
+            samples["at once"].append(_timed(lambda: session.run("1+1")))
+            time.sleep(THINKING_S)
+            samples["jupyter"].append(_timed(lambda: kernel.run("1+1")))
+    medians = {kind: statistics.median(times) for kind, times in samples.items()}
+    return {
+        "1+1 with a snapshot before each (ms)": medians["holdfast"],
+        "1+1 sent before the snapshot is done (ms)": medians["at once"],
+        "1+1 in ipykernel (ms)": medians["jupyter"],
+        "ratio (goal: 3 or more)": medians["jupyter"] / medians["holdfast"],
+    }
+
+
+def show(figures: dict[str, float], console: Console) -> None:
+    table = Table(title="What it costs that memory survives", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.2f}")
+    console.print(table)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _ok(run: Any) -> str:
+    assert run.error is None, run.error
+    return str(run.text)
+
+
+if __name__ == "__main__":
+    main()
