@@ -42,9 +42,7 @@ def run_cell(cell: Cell) -> int:
             run = session.run(cell.code)
             sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
         else:
-            run = session.run(
-                cell.code, on_stdout=screen.stdout, on_stderr=screen.stderr, on_display=screen.display
-            )
+            run = session.run(cell.code, on_stdout=screen.stdout, on_stderr=screen.stderr, on_display=screen.display)
             screen.conclude(run)
         screen.keep_images(run, cell)
     if screen.broken:
