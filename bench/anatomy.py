@@ -4,11 +4,11 @@ The host waits for two processes: the zygote (fork pid 1, namespaces, mounts, id
 (second fork, privileges, seccomp) until it is ready. What lies within those two waits only a tracer can tell.
 """
 
-import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,6 @@ from holdfast.kernel.client import Kernel
 from holdfast.nodes.local import Line, LocalNode
 from holdfast.resources.workspace import Workspace
 from holdfast.service import Service
-from holdfast.sessions import LiveSession
 
 _STEPS: dict[str, tuple[type, str]] = {
     "the session's directories": (Workspace, "create"),
@@ -26,28 +25,33 @@ _STEPS: dict[str, tuple[type, str]] = {
 }
 _AROUND: dict[str, tuple[type, str]] = {
     "fork": (LocalNode, "fork"),
-    "start": (LiveSession, "start"),
     "create": (Service, "create_session"),
 }
 
 
 def of_a_start(repetitions: int) -> dict[str, float]:
-    """Median milliseconds per step; the last entry is what no step accounts for."""
-    taken: dict[str, list[float]] = {name: [] for name in (*_STEPS, *_AROUND)}
-    whole = []
+    """Median milliseconds per step.
+
+    What lies between the steps is taken per start, before any median: one step waits for the kernel's RCU now and
+    then, and medians of such times must not be subtracted from each other.
+    """
+    starts = [_one_start() for _ in range(repetitions)]
+    return {step: median(start[step] for start in starts) for step in starts[0]}
+
+
+def _one_start() -> dict[str, float]:
+    taken: dict[str, float] = {}
     with ExitStack() as patches:
         for name, (owner, method) in {**_STEPS, **_AROUND}.items():
-            patches.enter_context(_timed(owner, method, taken[name].append))
-        for _ in range(repetitions):
-            started = time.perf_counter()
-            with Session():
-                whole.append((time.perf_counter() - started) * 1000)
-    typical = {name: median(samples) for name, samples in taken.items()}
-    steps = {name: typical[name] for name in _STEPS}
+            patches.enter_context(_timed(owner, method, partial(taken.__setitem__, name)))
+        started = time.perf_counter()
+        with Session():
+            whole = (time.perf_counter() - started) * 1000
+    steps = {name: taken[name] for name in _STEPS}
     directories, zygote, ready = steps.values()
-    steps["cgroup: made and limited, descriptors"] = typical["fork"] - zygote - ready
-    steps["freeze, and the service's book-keeping"] = typical["create"] - typical["fork"] - directories
-    steps["caller's thread to the engine's and back"] = median(whole) - typical["create"]
+    steps["cgroup: made and limited, descriptors"] = taken["fork"] - zygote - ready
+    steps["freeze, and the service's book-keeping"] = taken["create"] - taken["fork"] - directories
+    steps["caller's thread to the engine's and back"] = whole - taken["create"]
     return steps
 
 
@@ -55,7 +59,7 @@ def of_a_start(repetitions: int) -> dict[str, float]:
 def _timed(owner: type, method: str, note: Callable[[float], None]) -> Iterator[None]:
     original = getattr(owner, method)
 
-    @functools.wraps(original)
+    @wraps(original)
     async def timed_async(*args: Any, **keywords: Any) -> Any:
         started = time.perf_counter()
         try:
@@ -63,7 +67,7 @@ def _timed(owner: type, method: str, note: Callable[[float], None]) -> Iterator[
         finally:
             note((time.perf_counter() - started) * 1000)
 
-    @functools.wraps(original)
+    @wraps(original)
     def timed(*args: Any, **keywords: Any) -> Any:
         started = time.perf_counter()
         try:

@@ -25,7 +25,7 @@ class JupyterKernel:
         return self
 
     def launch(self) -> "JupyterKernel":
-        """Without `wait_for_ready`, which ends with 0.2 s of listening that nothing more comes."""
+        """Without `wait_for_ready`, which polls, and ends with 0.2 s of listening that nothing more comes."""
         # It warns at every start that TCP is not encrypted.
         self._manager.start_kernel(env=_environment(), extra_arguments=["--log-level=ERROR"])
         self._client = self._manager.blocking_client()

@@ -163,6 +163,12 @@ async def test_a_warm_start_takes_no_process_and_no_time(built: Built, monkeypat
     assert min(took) < 0.005
 
 
+async def test_whether_it_is_built_can_be_asked_without_building_it(built: Built, tmp_path: Path) -> None:
+    assert environments.find_from(built.lock, home=built.home, python=None) == built.environment
+    assert environments.find(tmp_path / "nowhere") is None
+    assert not (tmp_path / "nowhere").exists()
+
+
 async def test_a_moved_home_keeps_its_environment(lock: Path, home: Path, tmp_path: Path) -> None:
     old = await build(lock, home)
     moved = home.rename(tmp_path / "elsewhere")

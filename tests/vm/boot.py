@@ -13,7 +13,7 @@ What the command finds inside:
 - `/exchange`: a directory of the host (`--exchange`), the only way out for a file;
 - no network but loopback.
 
-The machine is emulated in software, so a CPU-bound command is ten to thirty times slower than outside. It is
+The machine is emulated in software, so a command is many times slower than outside. It is
 no security boundary for the host: whoever is root inside reads all that the caller can read.
 
 Our own exit codes are 124, the machine cannot be had here, and 125, it failed (panic, time-out). The

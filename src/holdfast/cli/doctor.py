@@ -14,6 +14,7 @@ from rich.table import Table
 from holdfast import environments
 from holdfast.cli.terminal import console
 from holdfast.config import default_home
+from holdfast.environments import uv
 from holdfast.errors import EnvironmentBuildFailed
 from holdfast.sandbox import probe
 from holdfast.sandbox.probe import Finding
@@ -34,28 +35,24 @@ def examine(home: Path | None, *, as_json: bool) -> int:
 
 
 def _guests_python(home: Path) -> list[Finding]:
-    built = environments._finished(home / "envs", _key())
+    built = environments.find(home)
     try:
-        uv, remedy = environments._uv_binary(), ""
+        binary, remedy = uv.find_binary(), ""
     except EnvironmentBuildFailed as error:
-        uv, remedy = "", error.hint
+        binary, remedy = "", error.hint
     command = f"python -m holdfast.cli.progress --home {home}"
     return [
         Finding(
-            name="uv", required=False, ok=bool(uv) or (None if built else False), detail=uv or "not found",
-            why="builds the guests' environment; not needed with --env or once it is built", remedy=remedy,
+            name="uv", required=False, ok=bool(binary) or (None if built else False), detail=binary or "not found",
+            why="builds the guests' environment, once", remedy=remedy,
         ),
         Finding(
             name="guests' environment", required=False, ok=built is not None,
             detail=f"{built.packages} packages for Python {built.version}" if built else f"not yet in {home}",
-            why="the Python that guests run in; the first session builds it (needs the network)",
+            why="the Python of the guests; the first session builds it",
             remedy="" if built else command,
         ),
     ]  # fmt: skip
-
-
-def _key() -> str:
-    return environments._key(environments.LOCK, environments._own_interpreter())
 
 
 def _user() -> str:

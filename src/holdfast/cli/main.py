@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +13,11 @@ import typer
 from holdfast import __version__
 from holdfast.errors import HoldfastError, InvalidSetting
 
-_EXIT_CODES = """
-Exit codes: [b]0[/b] the code ran · [b]1[/b] the code failed · [b]2[/b] wrong usage · [b]3[/b] holdfast could not run it ·
-[b]124[/b] time-out · [b]130[/b] interrupted · [b]137[/b] out of memory, or killed.
-"""
+_EXIT_CODES = (
+    "Exit codes: [b]0[/b] the code ran · [b]1[/b] the code failed · [b]2[/b] wrong usage · "
+    "[b]3[/b] holdfast could not run it · [b]124[/b] time-out · [b]130[/b] interrupted · "
+    "[b]137[/b] out of memory, or killed"
+)
 
 app = typer.Typer(
     name="holdfast",
@@ -28,7 +29,7 @@ app = typer.Typer(
 )
 
 
-class MemoryCap(str, Enum):
+class MemoryCap(StrEnum):
     cgroup = "cgroup"
     watchdog = "watchdog"
 
@@ -124,10 +125,10 @@ def execute(
       holdfast exec --save plots 'import matplotlib.pyplot as plt; plt.plot(range(9))'
       holdfast exec --json '1 / 0' | jq .error.name
     """
-    from holdfast.cli.execute import Cell, run_cell
-
     source = _source(code, file)
     with _told(as_json=as_json):
+        from holdfast.cli.execute import Cell, run_cell
+
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
             "memory_cap": memory_cap.value,
@@ -141,9 +142,9 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     It probes for real, in namespaces that end with the probe, and leaves nothing behind.
     """
-    from holdfast.cli.doctor import examine
-
     with _told(as_json=as_json):
+        from holdfast.cli.doctor import examine
+
         raise typer.Exit(examine(home, as_json=as_json))
 
 
@@ -153,9 +154,9 @@ def demo(home: Home = None, env: Env = None, save: Save = None) -> None:
 
     Every figure and every tick at the end is taken from what happened just then.
     """
-    from holdfast.cli.demo import show
-
     with _told():
+        from holdfast.cli.demo import show
+
         raise typer.Exit(show(home=home, env=env, save=save))
 
 

@@ -8,7 +8,7 @@ interpreter, so that another lock or an upgraded Python gets a new directory and
 3. Only the holder of `envs/.lock` builds, so a building directory that he did not make is a dead one.
 """
 
-from holdfast.environments.build import LOCK, ensure, ensure_from
+from holdfast.environments.build import LOCK, ensure, ensure_from, find, find_from
 from holdfast.environments.interpreter import Environment, inspect
 from holdfast.environments.progress import Progress, Report, advance
 
@@ -20,5 +20,7 @@ __all__ = [
     "advance",
     "ensure",
     "ensure_from",
+    "find",
+    "find_from",
     "inspect",
 ]

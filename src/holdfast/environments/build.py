@@ -39,12 +39,25 @@ async def ensure(home: Path, *, python: str | None = None, report: Report | None
 
 async def ensure_from(lock: Path, *, home: Path, python: str | None, report: Report) -> Environment:
     """`ensure` for any lock."""
-    envs = _shelf(home)
-    interpreter = locate(python) if python else own_interpreter()
-    return _finished(envs, _key(lock, interpreter)) or await _ensure_built(lock, envs, interpreter, report)
+    found = find_from(lock, home=home, python=python)
+    return found or await _ensure_built(lock, _shelf(home), _interpreter(python), report)
 
 
 # Finding it
+
+
+def find(home: Path, *, python: str | None = None) -> Environment | None:
+    """The managed environment under `home`, or None if it is not built yet. Takes no process and changes nothing."""
+    return find_from(LOCK, home=home, python=python)
+
+
+def find_from(lock: Path, *, home: Path, python: str | None) -> Environment | None:
+    """`find` for any lock."""
+    return _finished(_shelf(home), _key(lock, _interpreter(python)))
+
+
+def _interpreter(python: str | None) -> str:
+    return locate(python) if python else own_interpreter()
 
 
 def _shelf(home: Path) -> Path:

@@ -113,6 +113,6 @@ def _encode(kind: str, value: Any) -> str | bytes:
 
 def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Only what is plain JSON, and not much of it: anything else has no business on the wire."""
-    encoded = text(json.dumps(metadata, default=str))
+    encoded = text(json.dumps(metadata, default=str, ensure_ascii=False))
     plain: dict[str, Any] = json.loads(encoded) if len(encoded) <= _METADATA_BYTES else {}
     return plain

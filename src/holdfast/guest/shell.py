@@ -28,6 +28,8 @@ from holdfast.kernel import wire
 _MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
+_NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
+"""What `compile` raises; a NUL in the code is a ValueError before Python 3.11.4."""
 T = TypeVar("T")
 
 
@@ -126,8 +128,8 @@ class GuestShell(InteractiveShell):
         if not own:
             self._showtraceback(type(error), error, [_summary(error)])
             own = [self.shown.pop()[1]]
-        if isinstance(error, SyntaxError) and result.error_before_exec is not None:
-            return msgspec.structs.replace(own[-1], kind="syntax", line=error.lineno)
+        if isinstance(result.error_before_exec, _NOT_COMPILED):
+            return msgspec.structs.replace(own[-1], kind="syntax", line=getattr(error, "lineno", None))
         return own[-1]
 
     def complete_at(self, code: str, cursor: int) -> wire.Completed:
@@ -155,6 +157,8 @@ class GuestShell(InteractiveShell):
             self.history_manager.reset(new_session=False)
         self.execution_count = 1
         self.shown.clear()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
         # Its epoll would be closed behind its back in each fork, and its number be something else's.
         get_asyncio_loop().close()
 
@@ -208,11 +212,22 @@ def make_shell() -> GuestShell:
     config.Completer.use_jedi = False  # imports half the world at the first Tab
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
+    # In place of IPython's two, which number the lines from the first that is not empty.
+    shell.input_transformer_manager.cleanup_transforms[:2] = [dedent]
     warnings.filterwarnings("ignore", message="To exit: use")
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input
     getpass.getpass = refuse_input
     return shell
+
+
+def dedent(lines: list[str]) -> list[str]:
+    """Take off the first line's indent, and keep the line numbers; only a cell magic has to come first."""
+    start = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    first = lines[start] if lines else ""
+    indent = first[: len(first) - len(first.lstrip())]
+    lines = [line.removeprefix(indent) for line in lines]
+    return lines[start:] if first.lstrip().startswith("%%") else lines
 
 
 def run_to_end(cell: Coroutine[Any, Any, T]) -> T:

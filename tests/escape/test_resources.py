@@ -1,0 +1,479 @@
+"""What can be used up: memory in every disguise, processes, disk, and the things that Linux counts per user."""
+
+import ctypes
+import functools
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import Limits
+
+MIB = 1 << 20
+CAP = 192 * MIB
+
+HOARDS = {
+    "heap": "keep = bytearray(b'x') * (400 << 20)",
+    "many_small_objects": "keep = [str(i) * 5 for i in range(30_000_000)]",
+    "shared_anonymous_memory": "import mmap; keep = mmap.mmap(-1, 1 << 30); [keep.write(b'x' * 10**6) for _ in range(1000)]",
+    "dev_shm": """
+with open("/dev/shm/x", "wb") as file:
+    for _ in range(1024): file.write(b"x" * (1 << 20))
+""",
+    "dev_shm_and_heap": """
+with open("/dev/shm/x", "wb") as file:
+    for _ in range(80): file.write(b"x" * (1 << 20))
+keep = bytearray(b'x') * (160 << 20)
+""",
+    "memfd": """
+fd = os.memfd_create("x")
+for _ in range(1024): os.write(fd, b"x" * (1 << 20))
+""",
+    "system_v_shared_memory": """
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+keep = []
+for _ in range(64):
+    segment = libc.shmget(0, 16 << 20, 0o1600)
+    if segment < 0: raise OSError(ctypes.get_errno(), "shmget")
+    ctypes.memset(libc.shmat(segment, None, 0), 1, 16 << 20)
+""",
+    "pipe_buffers": """
+import fcntl
+keep = []
+for _ in range(1500):
+    r, w = os.pipe()
+    os.set_blocking(w, False)
+    try: fcntl.fcntl(w, 1031, 1 << 20)
+    except OSError: pass
+    try:
+        while True: os.write(w, b"x" * 65536)
+    except BlockingIOError: pass
+""",
+    "unix_socket_buffers": """
+import socket
+keep = []
+for _ in range(1800):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    keep.append((a, b)); a.setblocking(False); b.setblocking(False)
+    for end in (a, b):
+        try:
+            while True: end.send(b"x" * 65536)
+        except BlockingIOError: pass
+""",
+    "a_family_of_processes": """
+for _ in range(20):
+    if os.fork() == 0:
+        keep = bytearray(b'x') * (100 << 20)
+        time.sleep(1)
+        os._exit(0)
+time.sleep(1)
+""",
+    "page_tables": """
+import mmap
+keep = mmap.mmap(-1, 1 << 42, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+for at in range(0, 1 << 42, 1 << 21): keep[at]
+""",
+    "message_queues": """
+libc = ctypes.CDLL(None, use_errno=True)
+for _ in range(32_000):
+    queue = libc.msgget(0, 0o1600)
+    if queue < 0: raise OSError(ctypes.get_errno(), "msgget")
+    while libc.msgsnd(queue, (1).to_bytes(8, "little") + b"x" * 8000, 8000, 0o4000) == 0: pass
+""",
+}
+
+
+@pytest.mark.parametrize("hoard", HOARDS)
+def test_memory_in_disguise_stays_below_the_cap(open_session, tools, hoard):
+    session = open_session(memory=CAP)
+    cgroup = tools.live(session)._now.cgroup
+    run = session.run("import ctypes, os, time\n" + HOARDS[hoard])
+
+    # It was refused, or killed, or fitted in; in no case did the session hold more than its cap.
+    if run.peak_memory_bytes is not None:
+        assert run.peak_memory_bytes <= CAP
+    if run.error is not None:
+        assert run.error.code in ("out_of_memory", "exception", "killed", "timeout")
+    elif tools.live(session)._now.cgroup is cgroup:
+        assert tools.memory_of(session) <= CAP
+
+
+def sockstat(protocol: str) -> int:
+    """Bytes in buffers of the machine's sockets, all network namespaces together."""
+    for line in Path("/proc/net/sockstat").read_text().splitlines():
+        words = line.split()
+        if words[0] == f"{protocol}:":
+            return int(words[words.index("mem") + 1]) * resource.getpagesize()
+    return 0
+
+
+SOCKET_HOARDS = {
+    "UDP": """
+        for _ in range(1500):
+            one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            one.bind(("127.0.0.1", 0)); one.setblocking(False); keep.append(one)
+            for _ in range(60):
+                if not tries(one.sendto, b"x" * 4000, one.getsockname()).startswith("SUCCESS"):
+                    break
+    """,
+    "TCP": """
+        server = socket.create_server(("127.0.0.1", 0))
+        for _ in range(100):
+            one = socket.socket(); one.setblocking(False)
+            tries(one.connect, server.getsockname()); keep.append((one, server.accept()[0]))
+            while tries(one.send, b"x" * 65536).startswith("SUCCESS"):
+                pass
+    """,
+}
+
+
+@pytest.mark.parametrize("protocol", SOCKET_HOARDS)
+def test_memory_in_buffers_of_network_sockets_stays_below_the_cap(open_session, tools, protocol):
+    """These buffers are the machine's: full, they also stop the host's own network (tcp_mem, udp_mem)."""
+    session = open_session(memory=CAP)
+    before = sockstat(protocol)
+
+    session.run(tools.PRELUDE + "keep = []\n" + tools.dedent(SOCKET_HOARDS[protocol]))
+
+    # Two answers are fine: little is held, or what is held is charged to the session.
+    held = sockstat(protocol) - before
+    assert held < 64 * MIB or tools.memory_of(session) > held / 2
+
+
+def test_memory_in_file_locks_stays_below_the_cap(open_session, tools):
+    """A lock is 192 bytes of the machine's, charged to nobody: what counts is that there cannot be many."""
+    session = open_session(memory=CAP)
+    before = tools.memory_of(session)
+    run = session.run(
+        tools.PRELUDE
+        + """
+import fcntl
+files, held = [], 0
+for number in range(200):
+    files.append(open(f"/tmp/lock{number}", "w"))
+    for at in range(500):
+        if tries(fcntl.lockf, files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 2 * at).startswith("SUCCESS"):
+            held += 1
+print(held)
+"""
+    )
+    charged = tools.memory_of(session) - before if run.error is None else 0
+    held = int(run.stdout) if run.error is None else 0
+
+    assert held <= 20_000 or charged > held * 100
+
+
+def test_huge_pages_of_the_host_cannot_be_taken(open_session, tools):
+    """Pages that an administrator set aside for a database are charged to no memory cgroup."""
+    session = open_session(memory=CAP)
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    before = pool.read_text() if pool.exists() else ""
+    if os.geteuid() == 0 and before:
+        pool.write_text(str(int(before) + 4))
+    try:
+        printed = tools.try_in(
+            session,
+            """
+            import mmap
+            def take(*how):
+                page = mmap.mmap(*how)
+                page[0] = 1
+                page.close()
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
+            print(tries(take, -1, 2 << 20, flags))
+            made = call("memfd_create", b"x", 4)
+            print(tries(take, int(made.split()[1]), 2 << 20) if made.startswith("SUCCESS") else made)
+            print(call("shmget", 0, 2 << 20, 0o5600))
+            """,
+        )
+    finally:
+        if os.geteuid() == 0 and before:
+            pool.write_text(before)
+
+    assert "SUCCESS" not in printed
+
+
+# -- processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_bomb_ends_with_its_run(open_session, tools):
+    session = open_session(processes=64, memory="512M")
+    session.run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", timeout=2)
+
+    tools.assert_works(session)
+    assert len(tools.host_pids(session)) <= 64
+
+
+def test_a_fork_bomb_that_exits_and_forks_anew_ends_with_its_run(open_session, tools):
+    session = open_session(processes=64, memory="512M")
+    session.shell(
+        "bomb() { bomb | bomb & }; bomb; (while true; do (setsid sh -c 'sleep 0.01' &) ; done) & wait", timeout=2
+    )
+
+    tools.assert_works(session)
+
+
+def test_no_more_processes_than_allowed(open_session):
+    session = open_session(processes=32)
+    run = session.run("""
+import os, time
+pids = []
+try:
+    while len(pids) < 200:
+        if (pid := os.fork()) == 0:
+            time.sleep(60)
+        pids.append(pid)
+except OSError as error:
+    print(error.strerror)
+print(len(pids))
+for pid in pids: os.kill(pid, 9); os.waitpid(pid, 0)
+""")
+
+    assert run.stdout.splitlines()[0] == "Resource temporarily unavailable"
+    assert int(run.stdout.splitlines()[1]) < 32
+
+
+def test_no_more_threads_than_allowed(open_session):
+    session = open_session(processes=32)
+    run = session.run("""
+import threading
+gate, started = threading.Event(), 0
+try:
+    while started < 200:
+        threading.Thread(target=gate.wait, daemon=True).start(); started += 1
+except RuntimeError:
+    pass
+gate.set(); print(started)
+""")
+
+    assert int(run.stdout) < 32
+
+
+# -- disk -------------------------------------------------------------------------------------------------------
+
+DISK = 48 * MIB
+BOUND = 3 * DISK
+"""A session may pass its limit by what it writes between two looks, but not time and again."""
+
+FILL = {
+    "in_one_go": "grow('/mnt/data/{n}', 40); grow('/tmp/{n}', 40); grow('/home/user/{n}', 40)",
+    "a_little_per_run": "grow('/mnt/data/{n}', 11)",
+    "slowly": "grow('/mnt/data/{n}', 40); time.sleep(0.3); grow('/mnt/data/{n}b', 40); time.sleep(0.3)",
+}
+
+
+@pytest.mark.parametrize("manner", FILL)
+def test_the_disk_limit_holds_over_many_runs(open_session, tools, manner):
+    session = open_session(disk=DISK)
+    rounds = 30 if manner == "a_little_per_run" else 6
+    for number in range(rounds):
+        session.run(
+            "import os, time\ndef grow(path, mib):\n"
+            "    with open(path, 'wb') as file: os.posix_fallocate(file.fileno(), 0, mib << 20)\n"
+            + FILL[manner].format(n=number)
+        )
+
+    assert tools.really_used_bytes(session) < BOUND
+
+
+HIDES = {
+    "deeper_than_a_path_can_say": """
+        os.chdir("/mnt/data")
+        for _ in range(40):
+            os.mkdir("d" * 200); os.chdir("d" * 200)
+        grow("hidden", 40); grow("hidden2", 40); grow("hidden3", 40)
+        os.chdir("/mnt/data")
+    """,
+    "behind_a_directory_that_nobody_may_enter": """
+        os.mkdir("/mnt/data/shut")
+        keep = [open(f"/mnt/data/shut/{n}", "wb") for n in range(3)]
+        os.chmod("/mnt/data/shut", 0)
+        for file in keep:
+            os.posix_fallocate(file.fileno(), 0, 40 << 20)
+            time.sleep(0.3)
+    """,
+    "in_deleted_files_that_are_open": """
+        keep = []
+        for n in range(3):
+            grow("/mnt/data/x", 40); keep.append(os.open("/mnt/data/x", os.O_RDONLY)); os.unlink("/mnt/data/x")
+    """,
+    "in_deleted_files_that_are_only_mapped": """
+        import mmap
+        keep = []
+        for n in range(3):
+            grow("/mnt/data/x", 40)
+            with open("/mnt/data/x", "r+b") as file: keep.append(mmap.mmap(file.fileno(), 0))
+            for fd in os.listdir("/proc/self/fd"):
+                try:
+                    if os.readlink(f"/proc/self/fd/{fd}") == "/mnt/data/x": os.close(int(fd))
+                except OSError: pass
+            os.unlink("/mnt/data/x")
+    """,
+    "in_deleted_files_under_way_in_a_socket": """
+        keep = socket.socketpair()
+        for n in range(3):
+            grow("/mnt/data/x", 40)
+            with open("/mnt/data/x", "rb") as file: socket.send_fds(keep[0], [b"x"], [file.fileno()])
+            os.unlink("/mnt/data/x")
+    """,
+    "in_files_without_a_name": """
+        keep = []
+        for n in range(3):
+            keep.append(os.open("/mnt/data", os.O_TMPFILE | os.O_RDWR)); os.posix_fallocate(keep[-1], 0, 40 << 20)
+            time.sleep(0.3)
+    """,
+    "in_deleted_files_of_a_child": """
+        if os.fork() == 0:
+            for n in range(3):
+                grow("/mnt/data/x", 40); os.open("/mnt/data/x", os.O_RDONLY); os.unlink("/mnt/data/x")
+            time.sleep(60)
+        time.sleep(1)
+    """,
+}
+
+
+@pytest.mark.parametrize("place", HIDES)
+def test_bytes_cannot_be_hidden_from_the_disk_limit(open_session, tools, place):
+    session = open_session(disk=DISK)
+    run = session.run(
+        tools.PRELUDE
+        + "import time\ndef grow(path, mib):\n"
+        + "    with open(path, 'wb') as file: os.posix_fallocate(file.fileno(), 0, mib << 20)\n"
+        + "    time.sleep(0.3)\n"  # so that the host has every chance to look between two steps
+        + tools.dedent(HIDES[place])
+        + "\ntime.sleep(0.5)"
+    )
+
+    assert run.error is not None
+    assert "disk" in run.error.message
+
+
+def test_a_file_larger_than_the_limit_cannot_be_written(open_session, tools):
+    session = open_session(disk=DISK)
+    printed = tools.try_in(
+        session,
+        f"""
+        fd = os.open("/mnt/data/big", os.O_CREAT | os.O_RDWR)
+        print(tries(os.posix_fallocate, fd, 0, {2 * DISK}), tries(os.ftruncate, fd, {2 * DISK}),
+              tries(os.pwrite, fd, b"x", {DISK}))
+        os.close(fd)
+        """,
+    )
+
+    assert set(printed.split()) == {"EFBIG"}
+
+
+def test_a_sparse_file_costs_what_it_holds(session, attack, tools):
+    attack('fd = os.open("/mnt/data/sparse", os.O_CREAT | os.O_RDWR); os.ftruncate(fd, 9 << 30)')
+
+    assert tools.used_bytes(session) < MIB
+
+
+def test_more_files_than_allowed_end_the_run(open_session, monkeypatch):
+    monkeypatch.setattr("holdfast.client.Limits", functools.partial(Limits, disk_files=2000))
+    session = open_session()
+    run = session.run(
+        "import time\nfor number in range(20_000):\n    open(f'/mnt/data/{number}', 'w').close()\n"
+        "    if number % 1000 == 0: time.sleep(0.2)"
+    )
+
+    assert run.error is not None
+    assert "files" in run.error.message
+
+
+# -- what Linux counts per user, and the guest might use up for the host ----------------------------------------
+
+
+def test_open_files_are_bounded_and_the_host_keeps_its_own(session, attack):
+    printed = attack("""
+        keep = []
+        while (answer := tries(os.open, "/dev/null", os.O_RDONLY)).startswith("SUCCESS"):
+            keep.append(int(answer.split()[1]))
+        print(answer, len(keep))
+        for fd in keep: os.close(fd)
+    """)
+
+    assert printed.split()[0] == "EMFILE"
+    assert int(printed.split()[1]) <= 4096
+
+
+def test_locked_memory_is_bounded(probe):
+    printed = probe("""
+        import mmap
+        keep = mmap.mmap(-1, 64 << 20)
+        print(tries(lambda: None), call("mlock", _ctypes.addressof(_ctypes.c_char.from_buffer(keep)), 64 << 20),
+              call("mlockall", 3))
+    """)
+
+    assert "SUCCESS 0" not in printed
+
+
+def test_posix_message_queues_are_bounded(probe):
+    printed = probe("""
+        import struct
+        made = 0
+        size = struct.pack("8q", 0, 10, 8192, 0, 0, 0, 0, 0)
+        while made < 1000 and call("mq_open", f"q{made}".encode(), 0o102, 0o600, size).startswith("SUCCESS"):
+            made += 1
+        print(made)
+        for number in range(made): call("mq_unlink", f"q{number}".encode())
+    """)
+
+    assert int(printed) < 100
+
+
+def test_the_host_can_still_watch_files_after_a_guest_took_all_the_watches_it_could(session, attack):
+    """inotify instances are counted per user and namespace, upwards: the guest's count against the host's too."""
+    attack("""
+        keep = []
+        while (fd := _libc.inotify_init1(0)) >= 0:
+            keep.append(fd)
+    """)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.inotify_init1(0)
+    reason = os.strerror(ctypes.get_errno())
+    if fd >= 0:
+        os.close(fd)
+    attack("for fd in keep: os.close(fd)")
+
+    assert fd >= 0, reason
+
+
+def test_a_new_session_starts_while_a_guest_has_descriptors_under_way(session, attack, open_session, tools):
+    """Descriptors in flight over Unix sockets are counted per user; past his limit nobody of that user sends any,
+    and descriptors are what a zygote is sent to fork a session."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    attack("""
+        keep = []
+        for _ in range(60):
+            pair = socket.socketpair(); keep.append(pair); pair[0].setblocking(False)
+            while tries(socket.send_fds, pair[0], [b"x"], [0] * 200).startswith("SUCCESS"):
+                pass
+    """)
+    # The soft limit that most systems give a login; ours is often higher.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        tools.assert_works(open_session())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        attack("for pair in keep: pair[0].close(); pair[1].close()")
+
+
+def test_pending_signals_of_a_guest_do_not_use_up_the_hosts(session, attack):
+    """Queued signals are counted per user, upwards through his namespaces."""
+    attack("""
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+        number = int(signal.SIGRTMIN)
+        info = bytes([number]) + bytes(7) + b"\\xff" * 4 + bytes(116)
+        queued = 0
+        while queued < 200_000 and call("rt_sigqueueinfo", os.getpid(), number, info).startswith("SUCCESS"):
+            queued += 1
+        print(queued)
+    """)
+    with open("/proc/self/status") as lines:
+        queued, limit = next(line.split()[1] for line in lines if line.startswith("SigQ")).split("/")
+
+    assert int(queued) < int(limit)

@@ -1,0 +1,198 @@
+"""The command as people use it: real processes, real sandboxes, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
+Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of its own with the shared environments: the test run itself may own the other one."""
+    home = tmp_path_factory.mktemp("cli") / "home"
+    home.mkdir()
+    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
+    return home
+
+
+@pytest.fixture
+def holdfast(home: Path) -> Holdfast:
+    def run(*arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+        environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"}
+        return subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=100, check=False, **more
+        )
+
+    return run
+
+
+def test_output_streams_and_the_last_expression_is_printed(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n42\n", "err\n")
+
+
+@pytest.mark.parametrize("arguments", [["exec"], ["exec", "-"]])
+def test_code_comes_from_stdin(holdfast: Holdfast, arguments: list[str]) -> None:
+    done = holdfast(*arguments, input="x = 20\nx + 1")
+
+    assert (done.returncode, done.stdout) == (0, "21\n")
+
+
+def test_code_comes_from_a_file_and_images_go_to_a_directory(holdfast: Holdfast, tmp_path: Path) -> None:
+    (tmp_path / "plot.py").write_text("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
+
+    done = holdfast("exec", "--file", str(tmp_path / "plot.py"), "--save", str(tmp_path / "plots"))
+
+    assert done.returncode == 0
+    assert (tmp_path / "plots/display-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "display-1.png" in done.stderr
+
+
+def test_json_is_the_whole_run(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "--json", "print('hello')\n1 / 0")
+    run = json.loads(done.stdout)
+
+    assert done.returncode == 1
+    assert (run["status"], run["stdout"], run["error"]["name"]) == ("failed", "hello\n", "ZeroDivisionError")
+    assert run["memory_cap"] == "cgroup"
+
+
+def test_code_that_fails_is_1_and_shows_its_traceback(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "def f():\n    return {}['key']\nf()")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "KeyError: 'key'" in done.stderr
+    assert "holdfast/" not in done.stderr
+
+
+def test_a_deadline_is_124_and_says_what_to_do(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "--timeout", "1s", "while True: pass")
+
+    assert done.returncode == 124
+    assert "Timeout: the run was not done after 1 s" in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_out_of_memory_is_137_and_names_the_cap(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "--memory", "128M", "x = []\nwhile True: x.append(bytearray(1 << 23))")
+
+    assert done.returncode == 137
+    assert "128 MiB" in done.stderr
+
+
+def test_what_the_cell_left_running_is_named(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "import subprocess; subprocess.Popen(['sleep', '1000']);")
+
+    assert done.returncode == 0
+    assert "killed: process sleep 1000" in done.stderr
+
+
+def test_our_own_failure_is_3_with_a_hint_and_no_traceback(holdfast: Holdfast) -> None:
+    done = holdfast("exec", "--json", "--env", "/nonexistent", "1")
+
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "environment_unusable"
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_cell_in_order(home: Path, number: int, code: int) -> None:
+    cell = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
+    environment = os.environ | {"HOLDFAST_HOME": str(home)}
+    with subprocess.Popen(
+        [*COMMAND, "exec", cell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        began = time.monotonic()
+        _, told = process.communicate(timeout=30)
+
+    assert process.returncode == code
+    assert "interrupted" in told
+    assert time.monotonic() - began < 15
+    assert list((home / "sessions").iterdir()) == []
+
+
+def test_a_reader_that_has_seen_enough_ends_the_cell(home: Path) -> None:
+    environment = os.environ | {"HOLDFAST_HOME": str(home)}
+    with subprocess.Popen(
+        [*COMMAND, "exec", "while True: print('tide')"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"tide\n"
+        process.stdout.close()
+        assert process.wait(timeout=30) == 141
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_the_doctor_finds_a_strict_sandbox_possible(holdfast: Holdfast) -> None:
+    done = holdfast("doctor")
+
+    assert done.returncode == 0, done.stdout
+    assert "A strict sandbox is possible" in done.stdout
+    assert "memory cap" in done.stdout
+
+
+def test_the_doctor_speaks_json(holdfast: Holdfast) -> None:
+    told = json.loads(holdfast("doctor", "--json").stdout)
+
+    assert told["strict_sandbox"] is True
+    names = {finding["name"] for finding in told["findings"]}
+    assert {"user namespace", "overlayfs", "seccomp", "uv", "guests' environment", "AppArmor"} <= names
+
+
+def test_the_doctor_and_the_refusal_tell_the_same_where_namespaces_are_used_up(home: Path) -> None:
+    program = """if True:
+        import os, sys
+        from pathlib import Path
+        from holdfast.sandbox import linux
+        uid, gid = os.geteuid(), os.getegid()
+        linux.unshare(linux.CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"1000 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"1000 {gid} 1")
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        from holdfast.cli.main import main
+        sys.argv[0] = "holdfast"
+        main()
+        """
+    environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"}
+    doctor, refusal = (
+        subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True, text=True, env=environment, timeout=60, check=False,
+        )
+        for arguments in (["doctor"], ["exec", "--memory-cap", "watchdog", "1"])
+    )  # fmt: skip
+
+    assert doctor.returncode == 1
+    assert "No strict sandbox" in doctor.stdout
+    assert "sysctl -w user.max_user_namespaces=" in doctor.stdout
+    assert refusal.returncode == 3
+    assert "sandbox_unavailable" in refusal.stderr
+    assert "holdfast doctor" in refusal.stderr
+
+
+def test_the_demo_keeps_every_promise(holdfast: Holdfast, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = holdfast("demo", "--save", str(tmp_path))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every promise was kept" in done.stdout
+    assert "✗" not in done.stdout
+    assert (tmp_path / "tides.png").stat().st_size > 10_000
+    assert time.monotonic() - began < 60

@@ -1,0 +1,328 @@
+"""A kernel may die of anything. The caller is told of what, and the session goes on."""
+
+import pytest
+
+from holdfast import Run, Session
+
+FIND_CONTROL = (
+    "import os, socket, stat\n"
+    "fds = [int(name) for name in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + name)]\n"
+    "controls = [fd for fd in fds if stat.S_ISSOCK(os.fstat(fd).st_mode)]\n"
+    "assert controls\n"
+)
+
+
+def assert_died(session: Session, run: Run, *, code: str = "killed", word: str) -> None:
+    """A clear result, and a working session with the next generation."""
+    assert run.error is not None
+    assert (run.status, run.error.code) == ("failed", code)
+    assert word in run.error.message
+    assert run.error.hint
+    assert (run.generation, session.generation) == (2, 2)
+    after = session.run("print('alive'); 'survivor' in globals()")
+    assert (after.stdout, after.text) == ("alive\n", "False")
+    assert after.generation == 2
+
+
+# -- by its own hand ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os._exit(0)", "exit code 0"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "signal 9 (SIGKILL)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "signal 15 (SIGTERM)"),
+        ("import ctypes; ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
+        ("import os; os.abort()", "signal 6 (SIGABRT)"),
+        ("!kill -9 $PPID", "signal 9 (SIGKILL)"),
+        ("import threading, os; threading.Thread(target=os._exit, args=(5,)).start(); input", "exit code 5"),
+    ],
+)
+def test_a_death_is_named(session: Session, code: str, word: str) -> None:
+    run = session.run(f"survivor = 1\nprint('last words')\n{code}\nimport time; time.sleep(20)")
+
+    assert run.stdout == "last words\n"
+    assert_died(session, run, word=word)
+
+
+def test_a_stack_overflow_in_c_is_a_death_like_any_other(session: Session) -> None:
+    run = session.run(
+        "survivor = 1\n"
+        "import ctypes\n"
+        "compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)\n"
+        "import sys; sys.setrecursionlimit(10 ** 9)\n"
+        "array = (ctypes.c_int * 2)(2, 1)\n"
+        "def down(*_):\n"
+        "    ctypes.CDLL(None).qsort(array, 2, 4, compare(down))\n"
+        "    return 0\n"
+        "down()"
+    )
+
+    assert_died(session, run, word="signal 11 (SIGSEGV)")
+
+
+def test_a_kernel_that_stops_itself_runs_out_of_time(session: Session) -> None:
+    run = session.run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout=0.3)
+
+    assert_died(session, run, code="timeout", word="the kernel was killed")
+
+
+def test_a_command_can_kill_the_kernel_and_is_told_so(session: Session) -> None:
+    result = session.shell("kill -9 $PPID; sleep 10")
+
+    assert result.exit_code is None
+    assert result.error is not None
+    assert "SIGKILL" in result.error.message
+    assert session.shell("echo on").stdout == "on\n"
+    assert session.generation == 2
+
+
+# -- out of memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy as np\nkept = [np.ones(4_000_000) for _ in range(100)]",
+        "kept = []\nwhile True: kept.append(bytes(1_000_000))",
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytearray(10 ** 9)'], check=True)",
+    ],
+    ids=["numpy", "pure Python", "a child"],
+)
+def test_too_much_memory_is_told_with_cap_and_peak(code: str) -> None:
+    with Session(memory="256M") as session:
+        run = session.run(f"survivor = 1\n{code}")
+
+        assert run.error is not None
+        if "subprocess" in code:  # the child was killed and not the kernel
+            assert run.error.name == "CalledProcessError"
+            assert session.generation == 1
+        else:
+            assert_died(session, run, code="out_of_memory", word="of 256 MiB")
+            assert "it held 25" in run.error.message
+            assert "chunks" in run.error.hint
+
+
+def test_a_death_after_a_child_ran_out_of_memory_has_its_own_cause() -> None:
+    with Session(memory="256M") as session:
+        session.run("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytearray(10 ** 9)'])")
+        run = session.run("import os; os._exit(7)")
+
+        assert run.error is not None
+        assert (run.error.code, session.generation) == ("killed", 2)
+        assert "exit code 7" in run.error.message
+
+
+# -- descriptors and the protocol --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fds", ["0", "1", "2", "0, 1, 2"])
+def test_closing_standard_streams_lasts_no_longer_than_the_cell(session: Session, fds: str) -> None:
+    session.run(f"import os\nfor fd in ({fds},): os.close(fd)")
+    run = session.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n!echo command\nsys.stdin.read()")
+
+    assert (run.stdout, run.stderr, run.text) == ("out\ncommand\n", "err\n", "''")
+    assert session.generation == 1
+
+
+def test_pointing_stdout_elsewhere_lasts_no_longer_than_the_cell(session: Session) -> None:
+    session.run("import os\nos.dup2(os.open('/dev/null', os.O_WRONLY), 1)\nprint('lost')")
+
+    assert session.run("print('seen')").stdout == "seen\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout = sys.stderr = 5",
+        "sys.stdout.close(); sys.stderr.close()",
+        "del sys.stdout, sys.stderr",
+    ],
+)
+def test_stdout_that_cannot_be_used_is_given_back(session: Session, code: str) -> None:
+    session.run(f"import sys\n{code}")
+    run = session.run("import sys\nprint('out')\nprint('err', file=sys.stderr)")
+
+    assert (run.stdout, run.stderr) == ("out\n", "err\n")
+    assert session.generation == 1
+
+
+def test_stdout_that_someone_set_and_that_works_stays(session: Session) -> None:
+    session.run("import io, sys\nsys.stdout = kept = io.StringIO()")
+    session.run("print('into the buffer')")
+
+    assert session.run("sys.stdout = sys.__stdout__; print(kept.getvalue(), end='')").stdout == "into the buffer\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.closerange(3, 1000)",
+        "for fd in controls: os.close(fd)",
+        "for fd in controls: socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)",
+    ],
+)
+def test_closing_the_control_socket_is_a_death(session: Session, code: str) -> None:
+    run = session.run(f"survivor = 1\n{FIND_CONTROL}{code}")
+
+    assert_died(session, run, word="")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "b'\\x00garbage'",
+        "b'\\x07'",
+        "b''.join([b'\\x00', bytes([0xc1])])",
+        "b'\\x00' + b'\\x91' * 50_000",
+        "b'\\x00\\x81\\xa4type\\xa5Ready'",
+        "b'\\x00' + bytes(80_000)",
+    ],
+)
+def test_an_invalid_frame_is_a_death(session: Session, data: str) -> None:
+    run = session.run(
+        f"survivor = 1\n{FIND_CONTROL}import time\nfor fd in controls: os.write(fd, {data})\ntime.sleep(20)"
+    )
+
+    assert_died(session, run, word="")
+
+
+def test_a_message_that_never_ends_is_a_death_before_it_fills_the_host(session: Session) -> None:
+    run = session.run(
+        f"survivor = 1\n{FIND_CONTROL}for fd in controls:\n    while True: os.write(fd, b'\\x01' + bytes(60_000))"
+    )
+
+    assert_died(session, run, word="protocol")
+
+
+def test_a_forged_end_of_a_cell_fools_nobody_for_long(session: Session) -> None:
+    session.run(
+        f"{FIND_CONTROL}import msgspec\n"
+        "forged = msgspec.msgpack.encode({'type': 'Finished', 'count': 99, 'threads': []})\n"
+        "for fd in controls: os.write(fd, b'\\x00' + forged)\n"
+        "import time; time.sleep(0.3)"
+    )
+    answers = [session.run("'answer ' + str(6 * 7)").text for _ in range(3)]
+
+    assert answers[-1] == "'answer 42'"
+    assert session.run("1 + 1").text == "2"
+
+
+# -- sabotage from within ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.excepthook = None; sys.displayhook = None; sys.unraisablehook = None",
+        "import threading; threading.current_thread = threading.main_thread = threading.enumerate = None",
+        "import threading; threading._active = None",
+        "import socket; socket.socket.send = socket.socket.recv = socket.send = None",
+        "import signal; signal.signal = None",
+        "import gc; gc.disable(); gc.freeze()",
+        "import this",
+        "import sys; sys.settrace(lambda *a: None); sys.setprofile(lambda *a: None)",
+        "import sys; sys.setrecursionlimit(60)",
+        "get_ipython().reset()",
+        "import warnings; warnings.simplefilter('error')",
+        "import logging; logging.disable(); logging.shutdown()",
+        "import os; os.environ.clear()",
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    ],
+)
+def test_a_cell_that_breaks_its_own_python_leaves_a_session_that_answers(session: Session, code: str) -> None:
+    session.run(code)
+    run = session.run("import sys; sys.setrecursionlimit(3000)\nprint('out'); 6 * 7", timeout=10)
+
+    assert (run.stdout, run.text, run.error) == ("out\n", "42", None)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import builtins; builtins.__dict__.clear()",
+        "import builtins; del builtins.len, builtins.isinstance, builtins.print",
+        "import sys; sys.modules.clear()",
+        "import sys\nfor name in list(sys.modules): sys.modules[name] = None",
+        "get_ipython().__class__.execute = None",
+        "import holdfast.guest.channel as c; c.Channel.send = None",
+        "import gc, holdfast.guest.main as m\nfor o in gc.get_objects():\n"
+        "    if isinstance(o, m.Guest): o.__dict__.clear()",
+    ],
+)
+def test_a_cell_that_breaks_the_kernel_itself_gets_results_until_a_reset_mends_it(session: Session, code: str) -> None:
+    assert session.run(code, timeout=5).session == session.id
+    assert session.run("1", timeout=5).session == session.id
+    session.reset()
+
+    assert session.run("print('out'); 6 * 7").text == "42"
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------
+
+WRITE = "import os\nfor place in ('/mnt/data', '/tmp', os.environ['HOME']): open(place + '/kept', 'w').write(place)"
+READ = "import os\n[open(place + '/kept').read() for place in ('/mnt/data', '/tmp', os.environ['HOME'])]"
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "reset"])
+def test_files_outlive_the_kernel_and_memory_does_not(session: Session, end: str) -> None:
+    session.run(f"x = 1\n{WRITE}")
+    if end == "reset":
+        session.reset()
+    else:
+        session.run(end)
+
+    assert session.generation == 2
+    assert session.run("'x' in globals()").text == "False"
+    assert session.run(READ).text == "['/mnt/data', '/tmp', '/home/user']"
+
+
+def test_shared_memory_does_not_outlive_the_kernel(session: Session) -> None:
+    session.run("open('/dev/shm/f', 'w').write('x')")
+    session.reset()
+
+    assert session.run("import os; os.path.exists('/dev/shm/f')").text == "False"
+
+
+def test_generations_are_counted(session: Session) -> None:
+    codes = ("1 / 0", "import os; os._exit(1)", "1", "import os; os.abort()")
+    seen = [session.generation, *(session.run(code).generation for code in codes)]
+    session.reset()
+
+    assert [*seen, session.generation] == [1, 1, 2, 2, 3, 4]
+
+
+def test_a_reset_starts_the_counts_and_the_directory_anew(session: Session) -> None:
+    session.run("%cd /tmp\nimport random; random.seed(1)")
+    session.reset()
+    run = session.run("%pwd")
+
+    assert (run.text, run.count) == ("'/mnt/data'", 1)
+    assert session.names() == {}
+
+
+def test_two_kernels_do_not_draw_the_same_numbers(session: Session) -> None:
+    draw = "import random, numpy as np, uuid\n(random.random(), np.random.rand(), uuid.uuid4().hex)"
+    first = session.run(draw).text
+    session.reset()
+    second = session.run(draw).text
+
+    assert first is not None
+    assert second is not None
+    assert not set(first.strip("()").split(", ")) & set(second.strip("()").split(", "))
+
+
+def test_a_fork_bomb_is_ended_with_its_run(session: Session) -> None:
+    run = session.run(
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        timeout=1,
+    )
+
+    assert run.error is not None
+    assert run.error.code in ("timeout", "killed", "out_of_memory")
+    assert session.run("1 + 1").text == "2"
+    assert session.shell("ls -d /proc/[0-9]* | wc -l").stdout.strip() in ("3", "4", "5", "6")

@@ -1,0 +1,213 @@
+"""A home has one owner, and whatever that owner's end, the next one finds it clean."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import HoldfastError, Session
+
+OWNER = """
+import json, os, sys
+from pathlib import Path
+from holdfast import Session
+
+home, env, code = sys.argv[1], sys.argv[2], sys.argv[3]
+with Session(memory="256M", home=home, env=env) as s:
+    live = s._session._session
+    pids = [live._now.kernel.pid, live._now.kernel.init_pid, s._session._service.node._keeper.peer_pid]
+    print(json.dumps({"session": s.id, "pids": pids, "files": os.listdir(Path(home, "sessions"))}), flush=True)
+    exec(code)
+"""
+ENDLESS = "s.run(\"open('started', 'w').close()\\nimport time; time.sleep(1000)\")"
+
+
+class Owner:
+    """A process of its own that owns a home and has a session in it."""
+
+    def __init__(self, home: Path, env: Path, code: str) -> None:
+        self.home = home
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", OWNER, str(home), str(env), code],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.process.communicate()[1])
+        told = json.loads(line)
+        self.session: str = told["session"]
+        self.pids: list[int] = told["pids"]
+        self.files: list[str] = told["files"]
+        assert all(Path(f"/proc/{pid}").exists() for pid in self.pids) or code == ""
+
+    def wait_started(self) -> None:
+        wait_until(lambda: (self.home / "sessions" / self.session / "data" / "started").exists())
+
+    def end(self) -> tuple[int, str, str]:
+        try:
+            out, err = self.process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            raise
+        return self.process.returncode, out, err
+
+    def processes(self) -> list[int]:
+        return [pid for pid in self.pids if is_alive(pid)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    assert cgroups(tmp_path / "home") == []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: object) -> None:
+    give_up_at = time.monotonic() + 30
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def cgroups(home: Path) -> list[str]:
+    """Every cgroup of this home, on any hierarchy."""
+    name = (home / "id").read_text().strip()
+    return [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
+
+
+def test_a_script_that_ends_leaves_nothing(home: Path, guest_environment: Path) -> None:
+    owner = Owner(home, guest_environment, "print(s.run('6 * 7').text)")
+    code, out, err = owner.end()
+
+    assert (code, out, err) == (0, "42\n", "")
+    assert os.listdir(home / "sessions") == []
+    assert owner.processes() == []
+    assert cgroups(home) == []
+
+
+def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, guest_environment: Path) -> None:
+    owner = Owner(
+        home, guest_environment, "extra = Session(memory='128M', home=home, env=env); extra.run('1'); s.close()"
+    )
+    code, _, err = owner.end()
+
+    assert (code, err) == (0, "")
+    assert os.listdir(home / "sessions") == []
+    assert cgroups(home) == []
+
+
+def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, guest_environment: Path) -> None:
+    owner = Owner(home, guest_environment, ENDLESS)
+    owner.wait_started()
+    owner.process.send_signal(signal.SIGINT)
+    code, _, err = owner.end()
+
+    assert code == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+    assert os.listdir(home / "sessions") == []
+    assert owner.processes() == []
+    assert cgroups(home) == []
+
+
+def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environment: Path) -> None:
+    owner = Owner(
+        home,
+        guest_environment,
+        f"s.run('kept = 7')\ntry: {ENDLESS}\nexcept KeyboardInterrupt: print(s.run('kept').text, s.generation)",
+    )
+    owner.wait_started()
+    owner.process.send_signal(signal.SIGINT)
+
+    assert owner.end() == (0, "7 1\n", "")
+
+
+def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environment: Path) -> None:
+    owner = Owner(home, guest_environment, ENDLESS[:-1] + ", on_stdout=print)")
+    owner.wait_started()
+    owner.process.send_signal(signal.SIGINT)
+    code, _, err = owner.end()
+
+    assert code == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+    assert os.listdir(home / "sessions") == []
+    assert cgroups(home) == []
+
+
+def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, guest_environment: Path) -> None:
+    owner = Owner(home, guest_environment, ENDLESS)
+    owner.wait_started()
+    owner.process.kill()
+    owner.end()
+    wait_until(lambda: owner.processes() == [])
+    assert owner.session in os.listdir(home / "sessions")
+
+    following = Owner(home, guest_environment, "input_is_not_needed = 1")
+    code, _, err = following.end()
+
+    assert (code, err) == (0, "")
+    assert following.files == [following.session]
+    assert os.listdir(home / "sessions") == []
+    assert int((home / "epoch").read_text()) == 2
+
+
+def test_a_terminated_owner_leaves_no_process(home: Path, guest_environment: Path) -> None:
+    owner = Owner(home, guest_environment, ENDLESS)
+    owner.wait_started()
+    owner.process.terminate()
+    owner.end()
+
+    wait_until(lambda: owner.processes() == [])
+    assert Owner(home, guest_environment, "pass").end()[0] == 0
+
+
+def test_a_second_process_is_told_that_the_home_is_busy(session: Session) -> None:
+    code = (
+        "from holdfast import HoldfastError, Session\n"
+        "try: Session()\n"
+        "except HoldfastError as error: print(error.code, error.message, bool(error.hint), sep='|')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert out.startswith("home_busy|")
+    assert f"process {os.getpid()}" in out
+    assert out.endswith("|True\n")
+    assert session.run("1").text == "1"
+
+
+def test_a_home_is_opened_with_one_memory_cap(session: Session) -> None:
+    with pytest.raises(HoldfastError, match="memory_cap") as caught:
+        Session(memory_cap="watchdog")
+
+    assert caught.value.code == "invalid_setting"
+    assert session.run("1").text == "1"
+
+
+def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Path, guest_environment: Path) -> None:
+    owner = Owner(
+        home,
+        guest_environment,
+        "import subprocess, time\npid = os.fork()\nif pid == 0:\n    os.close(1); os.close(2); time.sleep(1000)\n"
+        "Path(home, 'forked').write_text(str(pid))",
+    )
+    code, _, err = owner.end()
+    assert (code, err) == (0, "")
+    forked = int((home / "forked").read_text())
+    try:
+        assert is_alive(forked)
+        assert Owner(home, guest_environment, "pass").end()[0] == 0
+    finally:
+        os.kill(forked, signal.SIGKILL)

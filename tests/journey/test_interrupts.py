@@ -1,0 +1,244 @@
+"""Deadlines and interrupts: SIGINT first, then a kill, and always a clear word."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from holdfast import Run, Session, ShellResult
+
+T = TypeVar("T", Run, ShellResult)
+HEEDLESS = {
+    "ignores SIGINT": "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
+    "handles SIGINT": "import signal; signal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",
+    "blocks SIGINT": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nwhile True: pass",
+    "catches all": "import time\nwhile True:\n    try: time.sleep(0.5)\n    except BaseException: pass",
+    "C code": "import itertools\nsum(itertools.repeat(0))",
+    "swallows the cancellation": "import asyncio\nwhile True:\n    try: await asyncio.sleep(1)\n"
+    "    except BaseException: pass",
+}
+HEEDFUL = {
+    "loop": "while True: pass",
+    "sleep": "import time; time.sleep(100)",
+    "await": "import asyncio; await asyncio.sleep(100)",
+    "command": "!sleep 100\nprint('went on')",
+    "assigned command": "x = !sleep 100\nprint('went on')",
+    "bash": "%%bash\nsleep 100",
+    "subprocess": "import subprocess; subprocess.run(['sleep', '100'])",
+    "lock": "import threading; threading.Lock().acquire(); lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "displays": "while True: display(1)",
+    "prints": "import time\nwhile True: print('x'); time.sleep(0.001)",
+    "C pause": "import ctypes; ctypes.CDLL(None).pause()",
+}
+
+
+def interrupted(session: Session, verb: Callable[[], T], *, when: str) -> T:
+    """Carry out a verb and interrupt it once the guest has made a file."""
+    path = session._session._session.workspace.path / "data" / when
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(verb)
+        while not path.exists():
+            time.sleep(0.005)
+        time.sleep(0.1)  # until it is well inside what it does next, and not in the midst of an import
+        assert session.interrupt()
+        return future.result()
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", HEEDFUL.values(), ids=HEEDFUL)
+def test_a_cell_that_heeds_the_interrupt_keeps_its_variables(session: Session, code: str) -> None:
+    session.run("kept = 1")
+    run = session.run(code, timeout=0.3)
+
+    assert run.error is not None
+    assert (run.status, run.error.code, run.error.name) == ("failed", "timeout", "Timeout")
+    assert "after 0.3 s" in run.error.message
+    assert "variables are kept" in run.error.message
+    assert "timeout=" in run.error.hint
+    assert "went on" not in run.stdout
+    assert session.generation == run.generation == 1
+    assert session.run("kept").text == "1"
+
+
+def test_a_timeout_says_which_line_was_running(session: Session) -> None:
+    run = session.run("import time\nx = 1\ntime.sleep(100)", timeout=0.2)
+
+    assert run.error is not None
+    assert run.error.line == 3
+    assert "----> 3 time.sleep(100)" in run.error.traceback
+
+
+def test_cells_that_do_not_heed_it_are_killed_after_a_grace() -> None:
+    with ThreadPoolExecutor(len(HEEDLESS)) as pool:
+        outcomes = dict(zip(HEEDLESS, pool.map(outcome_of_heedless, HEEDLESS.values()), strict=True))
+
+    assert outcomes == dict.fromkeys(HEEDLESS, ("timeout", True, 2, "(False, ['kept'])"))
+
+
+def outcome_of_heedless(code: str) -> tuple[str | None, bool, int, str | None]:
+    with Session(memory="256M") as session:
+        session.run("lost = 1\nopen('kept', 'w').close()")
+        run = session.run(code, timeout=0.2)
+        after = session.run("import os; 'lost' in globals(), os.listdir()")
+        assert run.error is not None
+        return run.error.code, "the kernel was killed" in run.error.message, session.generation, after.text
+
+
+def test_cleaning_up_within_the_grace_is_possible(session: Session) -> None:
+    run = session.run("import time\ntry: time.sleep(100)\nfinally: time.sleep(0.3); print('clean')", timeout=0.2)
+
+    assert run.stdout == "clean\n"
+    assert session.generation == 1
+
+
+def test_the_next_cell_after_one_that_blocked_sigint_can_be_interrupted_again(session: Session) -> None:
+    session.run("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])")
+    run = session.run("while True: pass", timeout=0.2)
+
+    assert run.error is not None
+    assert session.generation == 1
+
+
+def test_the_sessions_own_deadline_holds_where_a_run_names_none() -> None:
+    with Session(memory="256M", timeout=0.3) as session:
+        short = session.run("import time; time.sleep(100)")
+        longer = session.run("time.sleep(0.5); 'done'", timeout="10s")
+
+        assert short.error is not None
+        assert "after 0.3 s" in short.error.message
+        assert longer.text == "'done'"
+
+
+def test_a_command_has_a_deadline_too(session: Session) -> None:
+    result = session.shell("echo before; sleep 100 | cat; echo after", timeout=0.3)
+
+    assert result.error is not None
+    assert (result.error.code, result.exit_code) == ("timeout", None)
+    assert result.stdout == "before\n"
+    assert session.generation == 1
+    assert session.shell("pgrep sleep || echo none").stdout == "none\n"
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------
+
+
+def test_another_thread_can_interrupt_a_cell(session: Session) -> None:
+    run = interrupted(
+        session,
+        lambda: session.run("kept = 1\nopen('started', 'w').close()\nimport time; time.sleep(100)"),
+        when="started",
+    )
+
+    assert run.error is not None
+    assert (run.error.code, run.error.name) == ("interrupted", "KeyboardInterrupt")
+    assert run.error.line == 3
+    assert session.run("kept").text == "1"
+    assert session.generation == 1
+
+
+def test_a_command_can_be_interrupted(session: Session) -> None:
+    result = interrupted(session, lambda: session.shell("touch started; sleep 100"), when="started")
+
+    assert result.error is not None
+    assert result.error.code == "interrupted"
+    assert session.generation == 1
+
+
+def test_a_cell_that_ignores_the_interrupt_is_killed(session: Session) -> None:
+    run = interrupted(
+        session,
+        lambda: session.run(
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+            "open('started', 'w').close()\nwhile True: pass"
+        ),
+        when="started",
+    )
+
+    assert run.error is not None
+    assert run.error.code == "interrupted"
+    assert "the kernel was killed" in run.error.message
+    assert session.generation == 2
+
+
+def test_a_cell_may_catch_the_interrupt_and_end_well(session: Session) -> None:
+    run = interrupted(
+        session,
+        lambda: session.run(
+            "import time\ntry:\n    open('started', 'w').close()\n    time.sleep(100)\n"
+            "except KeyboardInterrupt:\n    print('caught')\n'done'"
+        ),
+        when="started",
+    )
+
+    assert (run.stdout, run.text, session.generation) == ("caught\n", "'done'", 1)
+
+
+def test_with_nothing_running_there_is_nothing_to_interrupt(session: Session) -> None:
+    assert session.interrupt() is False
+    assert session.run("1 + 1").text == "2"
+    assert session.interrupt() is False
+
+
+def test_an_interrupt_that_comes_at_once_is_not_lost(session: Session) -> None:
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(session.run, "import time; time.sleep(100)")
+            while not session.interrupt():
+                pass
+            run = future.result()
+        assert run.error is not None
+        assert run.error.code == "interrupted"
+
+    assert session.generation == 1
+
+
+def test_a_late_interrupt_does_not_hit_the_next_cell(session: Session) -> None:
+    for _ in range(20):
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(session.run, "1 + 1")
+            session.interrupt()
+            future.result()
+        run = session.run("import time; time.sleep(0.002); 6 * 7")
+        assert (run.text, run.error) == ("42", None)
+
+    assert session.generation == 1
+
+
+def test_a_cell_that_interrupts_itself_is_told_so(session: Session) -> None:
+    run = session.run("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(10)")
+
+    assert run.error is not None
+    assert run.error.code == "interrupted"
+    assert session.generation == 1
+
+
+def test_a_reset_ends_what_runs(session: Session) -> None:
+    started = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(session.run, "print('x'); import time; time.sleep(100)", on_stdout=lambda _: started.set())
+        started.wait()
+        session.reset()
+        run = future.result()
+
+    assert run.error is not None
+    assert run.error.code == "interrupted"
+    assert session.run("'time' in globals()").text == "False"
+    assert session.generation == 2
+
+
+def test_closing_ends_what_runs() -> None:
+    session = Session(memory="256M")
+    started = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(session.run, "print('x'); import time; time.sleep(100)", on_stdout=lambda _: started.set())
+        started.wait()
+        session.close()
+        run = future.result()
+
+    assert run.error is not None
+    assert run.error.code == "interrupted"

@@ -1,0 +1,108 @@
+"""The zygote: warm, replaceable, and never in the way."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast import Session
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+def zygotes_of(session: Session) -> list[int]:
+    service = session._session._service
+    assert service is not None
+    assert service.node._keeper is not None
+    keeper = service.node._keeper.peer_pid
+    return [pid for pid in children_of(keeper) if b"kernel.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def kill_zygotes(session: Session) -> None:
+    found = zygotes_of(session)
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    while any(pid in zygotes_of(session) for pid in found):
+        time.sleep(0.01)
+
+
+def test_a_session_outlives_its_zygote(session: Session) -> None:
+    session.run("x = 5\nimport threading, time")
+    kill_zygotes(session)
+
+    assert session.run("print('on'); x").text == "5"
+    assert session.shell("echo on").stdout == "on\n"
+    assert session.generation == 1
+
+
+def test_new_kernels_come_from_its_successor(session: Session) -> None:
+    kill_zygotes(session)
+    with Session(memory="256M") as other:
+        assert other.run("import pandas; 1 + 1").text == "2"
+
+    session.reset()
+    assert session.run("1 + 1").text == "2"
+    assert session.run("import os; os._exit(1)").generation == 3
+    assert len(zygotes_of(session)) == 1
+
+
+def test_a_running_cell_does_not_notice_its_death(session: Session) -> None:
+    started = session._session._session.workspace.path / "data" / "started"
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(session.run, "open('started', 'w').close()\nimport time; time.sleep(0.5); 'done'")
+        while not started.exists():
+            time.sleep(0.01)
+        kill_zygotes(session)
+        run = future.result()
+
+    assert (run.text, run.error) == ("'done'", None)
+
+
+def test_many_that_ask_at_once_share_one_successor(session: Session) -> None:
+    kill_zygotes(session)
+
+    def one(_: int) -> str | None:
+        with Session(memory="128M") as other:
+            return other.run("1 + 1").text
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(one, range(4))) == ["2"] * 4
+    assert len(zygotes_of(session)) == 1
+
+
+def test_what_guests_are_likely_to_want_is_there_already(session: Session) -> None:
+    run = session.run("import sys\n{'numpy', 'pandas', 'pyarrow', 'matplotlib.pyplot', 'IPython'} <= set(sys.modules)")
+
+    assert run.text == "True"
+
+
+def test_a_fresh_kernel_has_no_trace_of_the_warm_up(session: Session) -> None:
+    assert session.names() == {}
+    assert session.run("In, Out, dir(__import__('__main__')).count('plt')").text == (
+        "(['', \"In, Out, dir(__import__('__main__')).count('plt')\"], {}, 0)"
+    )
+    assert session.run("import sys; sys.argv, hasattr(sys, 'last_value')").text == "([''], False)"
+    assert session.run("import matplotlib.pyplot as plt; plt.get_fignums()").text == "[]"
+
+
+def test_sessions_of_one_zygote_share_nothing(session: Session) -> None:
+    with Session(memory="256M") as other:
+        session.run("import json; json.marker = 1; x = 1\nopen('f', 'w').close()\nopen('/tmp/g', 'w').close()")
+
+        assert other.run("import json, os; hasattr(json, 'marker'), os.listdir(), os.listdir('/tmp')").text == (
+            "(False, [], [])"
+        )
+        assert other.names().keys() == {"json", "os"}
+        assert session.id != other.id

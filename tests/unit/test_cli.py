@@ -1,0 +1,129 @@
+"""What can be typed, and what is said to what cannot."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import holdfast
+from holdfast.cli import execute
+from holdfast.cli.main import app
+from holdfast.cli.terminal import Writer, harmless
+
+runner = CliRunner()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_version() -> None:
+    assert runner.invoke(app, ["--version"]).output == f"holdfast {holdfast.__version__}\n"
+
+
+def test_help_teaches_with_examples_and_exit_codes() -> None:
+    shown = runner.invoke(app, ["exec", "--help"], env={"COLUMNS": "120"})
+
+    assert shown.exit_code == 0
+    assert "holdfast exec '6 * 7'" in shown.output
+    assert all(code in shown.output for code in ("124", "130", "137"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["frobnicate"], "No such command"),
+        (["exec", "--frobnicate", "1"], "No such option"),
+        (["exec", "--memory", "lots", "1"], "is not a size"),
+        (["exec", "--memory", "1M", "1"], "at least 64M"),
+        (["exec", "--timeout", "soon", "1"], "is not a duration"),
+        (["exec", "--disk", "-1", "1"], "is not a size"),
+        (["exec", "--cpus", "0", "1"], "--cpus"),
+        (["exec", "--memory-cap", "prayer", "1"], "prayer"),
+        (["exec", "--file", "/nonexistent", "1"], "does not exist"),
+        (["exec", "--file", __file__, "1"], "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(arguments: list[str], told: str) -> None:
+    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
+
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_code_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_bytes(b"\xff\xfe")
+
+    done = runner.invoke(app, ["exec", "--file", str(tmp_path / "code.py")], env={"COLUMNS": "200"})
+
+    assert done.exit_code == 2
+    assert "not UTF-8" in done.output
+
+
+def test_the_command_line_loads_without_the_engine() -> None:
+    program = (
+        "import sys, holdfast.cli.main; print([m for m in ('anyio', 'asyncio', 'holdfast.client') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+# -- untrusted text on a terminal ----------------------------------------------------------------------------------
+
+
+def test_colours_pass_and_commands_to_the_terminal_do_not() -> None:
+    assert harmless("\x1b[1;31mred\x1b[0m\n\tx\r") == "\x1b[1;31mred\x1b[0m\n\tx\r"
+    assert harmless("\x1b]52;c;ZXZpbA==\x07") == "␛]52;c;ZXZpbA==␇"
+    assert harmless("\x1b[2J\x1b[6n\x9b6n") == "␛[2J␛[6n�6n"
+
+
+def test_a_colour_may_come_in_two_pieces_but_a_command_may_not() -> None:
+    screen = Terminal()
+    writer = Writer(screen)
+
+    for piece in ("a\x1b", "[3", "1mb\x1b", "]0;title"):
+        writer.write(piece)
+
+    assert screen.getvalue() == "a\x1b[31mb␛]0;title"
+
+
+def test_a_pipe_gets_what_was_printed() -> None:
+    pipe = io.StringIO()
+    Writer(pipe).write("\x1b]0;title\x07")
+
+    assert pipe.getvalue() == "\x1b]0;title\x07"
+
+
+def test_a_result_stands_on_a_line_of_its_own() -> None:
+    pipe = io.StringIO()
+    writer = Writer(pipe)
+
+    writer.write("no newline")
+    writer.line("42")
+    writer.line("43")
+
+    assert pipe.getvalue() == "no newline\n42\n43\n"
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_saved_beside_what_is_there(tmp_path: Path) -> None:
+    first = execute._saved(tmp_path / "new", "image/png", b"1")
+    second = execute._saved(tmp_path / "new", "image/png", b"2")
+
+    assert (first.name, second.name) == ("display-1.png", "display-2.png")
+    assert first.read_bytes() == b"1"
+
+
+def test_a_mime_type_is_the_guests_word_and_no_path(tmp_path: Path) -> None:
+    saved = execute._saved(tmp_path, "image/../../../etc/cron.d/x", b"evil")
+
+    assert saved.parent == tmp_path
+    assert os.listdir(tmp_path) == [saved.name]
