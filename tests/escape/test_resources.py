@@ -16,7 +16,11 @@ CAP = 192 * MIB
 HOARDS = {
     "heap": "keep = bytearray(b'x') * (400 << 20)",
     "many_small_objects": "keep = [str(i) * 5 for i in range(30_000_000)]",
-    "shared_anonymous_memory": "import mmap; keep = mmap.mmap(-1, 1 << 30); [keep.write(b'x' * 10**6) for _ in range(1000)]",
+    "shared_anonymous_memory": """
+import mmap
+keep = mmap.mmap(-1, 1 << 30)
+for _ in range(1000): keep.write(b"x" * 1_000_000)
+""",
     "dev_shm": """
 with open("/dev/shm/x", "wb") as file:
     for _ in range(1024): file.write(b"x" * (1 << 20))
@@ -177,8 +181,10 @@ def test_huge_pages_of_the_host_cannot_be_taken(open_session, tools):
             session,
             """
             import mmap
-            def take(*how):
-                page = mmap.mmap(*how)
+            def take(fd, *how):
+                if fd >= 0:
+                    os.ftruncate(fd, 2 << 20)
+                page = mmap.mmap(fd, *how)
                 page[0] = 1
                 page.close()
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000

@@ -263,6 +263,7 @@ def test_old_logs_make_room_for_new_ones(session: Session) -> None:
     runs = [session.run("import sys\nfor i in range(60): sys.stdout.write('z' * 1_000_000);") for _ in range(5)]
     kept = [len(session.output(run)) for run in runs]
 
+    assert [run.error for run in runs] == [None] * 5
     assert kept[-1] == 60_000_000
     assert kept[0] == 0
     assert sum(kept) <= 4 * 64 * MIB
