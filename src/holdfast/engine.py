@@ -56,6 +56,7 @@ class _Engine:
 
 
 _engine: _Engine | None = None
+_left_behind: list[_Engine | None] = []
 _starting = threading.Lock()
 
 
@@ -109,6 +110,8 @@ def _running() -> _Engine:
 def _forget() -> None:
     """A forked child has no engine: the thread stayed behind."""
     global _engine, _starting
+    # Kept, not dropped: its finalizer would wait for a thread that this process does not have.
+    _left_behind.append(_engine)
     _engine, _starting = None, threading.Lock()
 
 

@@ -57,13 +57,16 @@ class DiskGuard:
 class MemoryWatchdog:
     """Stands in for the hard cap where there is no cgroup. A burst between two samples can pass it."""
 
-    def __init__(self, cgroup: Cgroup) -> None:
+    def __init__(self, cgroup: Cgroup, limits: Limits) -> None:
         self._cgroup = cgroup
+        self._cap_mib = limits.memory_bytes >> 20
 
     async def __call__(self) -> Stop | None:
         if not self._cgroup.over_cap():
             return None
-        return Stop(reason="out_of_memory", message="the watchdog saw more memory than the cap", at_once=True)
+        held = self._cgroup.memory_peak_bytes() >> 20
+        message = f"the run needed more than its memory cap of {self._cap_mib} MiB (the watchdog saw {held} MiB)"
+        return Stop(reason="out_of_memory", message=message, at_once=True)
 
 
 def _stop(message: str) -> Stop:

@@ -65,7 +65,7 @@ def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunEr
     if error.code in ("exception", "syntax"):
         return error
     why = f" ({unprotected})" if memory == "lost" and unprotected else ""
-    return msgspec.structs.replace(error, message=f"{error.message} {_FATES[memory]}{why}")
+    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
 
 
 def keeps_memory(error: RunError, mode: Mode) -> bool:
@@ -105,7 +105,7 @@ def _explain_stop(outcome: Outcome) -> RunError | None:
 
 
 def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
-    if memory.oom_kills:
+    if memory.oom_kills and (outcome.died is None or outcome.died.status & 0x7F == signal.SIGKILL):
         used, cap = memory.peak_bytes // _MIB, memory.cap_bytes // _MIB
         message = f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more."
         return _error("out_of_memory", message, outcome.raised)

@@ -96,14 +96,15 @@ class LiveSession:
         ask: Ask | None = None,
     ) -> Run:
         """Execute one cell to its end."""
-        if len(code.encode(errors="replace")) > self.limits.code_bytes:
+        _check_text(code)
+        if len(code.encode()) > self.limits.code_bytes:
             raise InvalidSetting(
                 f"the cell is larger than {self.limits.code_bytes:,} bytes",
                 hint="put data in a file under /mnt/data and read it from there",
             )
         run_id = _new_id("run")
-        request = wire.Execute(code=code, stdin=ask is not None)
         async with self._awake() as incarnation:
+            request = wire.Execute(turn=_next_turn(incarnation), code=code, stdin=ask is not None)
             result = await self._carry_out(
                 incarnation, run_id, request, timeout_s=timeout_s, mode=mode or self.mode, emit=emit, ask=ask
             )
@@ -133,12 +134,13 @@ class LiveSession:
 
     async def shell(self, command: str, *, timeout_s: float, emit: Emit | None = None) -> ShellResult:
         """Run a command line in the sandbox. It touches no variable, so only a lost kernel is rolled back."""
+        _check_text(command)
         run_id = _new_id("cmd")
         async with self._awake() as incarnation:
             result = await self._carry_out(
                 incarnation,
                 run_id,
-                wire.Shell(command=command),
+                wire.Shell(turn=_next_turn(incarnation), command=command),
                 timeout_s=timeout_s,
                 mode="notebook",
                 emit=emit,
@@ -163,12 +165,14 @@ class LiveSession:
         }
 
     async def complete(self, code: str, cursor: int) -> Completions:
+        _check_text(code)
         reply = await self._ask_guest(wire.Complete(code=code, cursor=cursor), wire.Completed)
         if reply is None:
             return Completions(matches=[], start=cursor, end=cursor)
         return Completions(matches=reply.matches, start=reply.start, end=reply.end)
 
     async def inspect(self, code: str, cursor: int, detail: int) -> dict[str, str | bytes]:
+        _check_text(code)
         reply = await self._ask_guest(wire.Inspect(code=code, cursor=cursor, detail=detail), wire.Inspected)
         return reply.data.merged() if reply else {}
 
@@ -241,7 +245,7 @@ class LiveSession:
         self,
         incarnation: Incarnation,
         run_id: str,
-        request: wire.Message,
+        request: wire.Execute | wire.Shell,
         *,
         timeout_s: float,
         mode: Mode,
@@ -254,7 +258,7 @@ class LiveSession:
             self.workspace.logs / run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
         conduct = Conduct(incarnation.kernel, output, self.limits, emit=emit, ask=ask)
-        peak_is_exact = cgroup.reset_peak()
+        peak_is_exact, oom_kills = cgroup.reset_peak(), cgroup.oom_kills()
         self._conduct = conduct
         try:
             outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards(incarnation))
@@ -264,13 +268,13 @@ class LiveSession:
                 gave_up = Stop(reason="interrupted", message="the caller gave up")
                 outcome = await conduct.abandon(gave_up)
                 await self._clear_up(incarnation, outcome)
-                await self._after(outcome, explain(outcome, self._evidence(cgroup)), mode)
+                await self._after(outcome, explain(outcome, self._evidence(cgroup, oom_kills)), mode)
             raise
         finally:
             self._conduct = None
             output.close()
         outcome = await self._check_disk(outcome)
-        evidence = self._evidence(cgroup)
+        evidence = self._evidence(cgroup, oom_kills)
         error = explain(outcome, evidence)
         strays = await self._clear_up(incarnation, outcome)
         aftermath = await self._after(outcome, error, mode)
@@ -285,12 +289,16 @@ class LiveSession:
 
     def _guards(self, incarnation: Incarnation) -> list[Guard]:
         guards: list[Guard] = [self._disk_guard]
-        guards.append(MemoryWatchdog(incarnation.cgroup) if self.memory_cap == "watchdog" else self._protection)
+        guards.append(
+            MemoryWatchdog(incarnation.cgroup, self.limits) if self.memory_cap == "watchdog" else self._protection
+        )
         return guards
 
-    def _evidence(self, cgroup: Cgroup) -> Evidence:
+    def _evidence(self, cgroup: Cgroup, oom_kills_before: int) -> Evidence:
         return Evidence(
-            oom_kills=cgroup.oom_kills(), peak_bytes=cgroup.memory_peak_bytes(), cap_bytes=self.limits.memory_bytes
+            oom_kills=cgroup.oom_kills() - oom_kills_before,
+            peak_bytes=cgroup.memory_peak_bytes(),
+            cap_bytes=self.limits.memory_bytes,
         )
 
     async def _check_disk(self, outcome: Outcome) -> Outcome:
@@ -306,7 +314,7 @@ class LiveSession:
         if outcome.duration_s > 0.1:  # nothing that is over sooner prints enough to matter
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         threads = outcome.finished.threads if outcome.finished else []
-        return [Stray(kind="process", name=process.command, outcome="killed") for process in killed] + [
+        return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [
             Stray(kind="thread", name=name, outcome="frozen") for name in threads
         ]
 
@@ -412,6 +420,26 @@ async def _question(kernel: Kernel, request: wire.Message, kind: type[Reply]) ->
 async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
     named = await _question(kernel, wire.ListNames(), wire.Named)
     return named.names if named else {}
+
+
+def _plain(command: str) -> str:
+    """A command as its user knows it: a fork of the kernel has the zygote's command line."""
+    return "python (a fork of the kernel)" if "holdfast.kernel.zygote" in command else command
+
+
+def _next_turn(incarnation: Incarnation) -> int:
+    incarnation.kernel.turn += 1
+    return incarnation.kernel.turn
+
+
+def _check_text(code: str) -> None:
+    try:
+        code.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidSetting(
+            f"the code is no text: {error.reason} at character {error.start:,}",
+            hint="remove the lone surrogate (decode the bytes it came from with errors='replace')",
+        ) from error
 
 
 def _new_id(kind: str) -> str:

@@ -50,7 +50,7 @@ class Guest:
             case wire.Execute():
                 return self._execute(request)
             case wire.Shell():
-                return self._run_command(request.command)
+                return self._run_command(request)
             case wire.Complete():
                 nothing: wire.Message = wire.Completed(matches=[], start=request.cursor, end=request.cursor)
                 return _or(nothing, lambda: self._shell.complete_at(request.code, request.cursor))
@@ -73,7 +73,7 @@ class Guest:
         self._streams.restore()
         if raised is not None:
             self._channel.send(raised)
-        return wire.Finished(count=self._shell.execution_count - 1, threads=_living_threads())
+        return wire.Finished(turn=request.turn, count=self._shell.execution_count - 1, threads=_living_threads())
 
     def _interruptible(self, body: Callable[[], wire.Raised | None]) -> wire.Raised | None:
         """The host's two signals are exceptions while the body runs and nothing at all before and after."""
@@ -100,12 +100,12 @@ class Guest:
             "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory"
         )
 
-    def _run_command(self, command: str) -> wire.Finished:
+    def _run_command(self, request: wire.Shell) -> wire.Finished:
         codes: list[int] = []
 
         def body() -> wire.Raised | None:
             try:
-                codes.append(commands.call(command))
+                codes.append(commands.call(request.command))
             except Exception as error:  # no process is left to start, a NUL in the command, a patched `subprocess`
                 return _error_of(error)
             return None
@@ -114,7 +114,8 @@ class Guest:
         if raised is not None:
             self._channel.send(raised)
         # As a shell would say it: death by signal n is 128 + n.
-        return wire.Finished(exit_code=next((code if code >= 0 else 128 - code for code in codes), None))
+        exit_code = next((code if code >= 0 else 128 - code for code in codes), None)
+        return wire.Finished(turn=request.turn, exit_code=exit_code)
 
     def _ask(self, prompt: object = "", *, password: bool = False) -> str:
         self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))

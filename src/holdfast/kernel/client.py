@@ -82,6 +82,8 @@ class Kernel:
     ) -> None:
         self.pid = 0
         self.init_pid = 0
+        self.turn = 0
+        """Counts requests. A reply names the one it ends, so that a forged or belated one ends no other."""
         self.snapshot: Snapshot | None = None
         self._wake = wake
         self._trace = trace
@@ -161,8 +163,12 @@ class Kernel:
         alive.register(self._pidfds[self.pid], select.POLLIN)
         return not alive.poll(0)
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
+        """Send SIGINT; False if it would be lost, because the cell has not begun (the guest ignores it then)."""
+        if _ignores(self.pid, signal.SIGINT):
+            return False
         self._signal(self.pid, signal.SIGINT)
+        return True
 
     def warn_of_memory(self) -> None:
         self._signal(self.pid, wire.MEMORY_SIGNAL)
@@ -350,6 +356,15 @@ class Kernel:
     def _forget_socket(self, sock: socket.socket) -> None:
         # A closed peer stays readable for ever; the descriptor itself lives until `close`.
         self._epoll.unregister(sock.fileno())
+
+
+def _ignores(pid: int, number: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            mask = next((line.split()[1] for line in status if line.startswith("SigIgn:")), "0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def _receive(sock: socket.socket, size: int) -> tuple[bytes, int]:

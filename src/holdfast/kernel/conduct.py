@@ -23,6 +23,7 @@ Ask = Callable[[str, bool], Awaitable[str]]
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _TICK_S = 0.1
+_ASK_AGAIN_S = 0.005
 _LOCATION_S = 0.005
 _DEATH_REPORT_S = 0.5
 """How long a kernel that fell silent has for its death to be reported."""
@@ -101,11 +102,13 @@ class Conduct:
         self._started = time.monotonic()
         self._deadline = float("inf")
         self._deadline_message = ""
+        self._turn = 0
         self._guards: list[Guard] = []
         self._stop: Stop | None = None
         self._kill_at = float("inf")
         self._give_up_at = float("inf")
         self._killed = False
+        self._heard = True
         self._finished: wire.Finished | None = None
         self._raised: wire.Raised | None = None
         self._died: Died | None = None
@@ -118,12 +121,13 @@ class Conduct:
         self._stop = stop
         self._kill_at = time.monotonic() + (0 if stop.at_once else self._limits.interrupt_grace_s)
         if not stop.at_once:
-            self._kernel.interrupt()
+            self._heard = self._kernel.interrupt()
 
-    async def run(self, request: wire.Message, *, timeout_s: float, guards: list[Guard]) -> Outcome:
+    async def run(self, request: wire.Execute | wire.Shell, *, timeout_s: float, guards: list[Guard]) -> Outcome:
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
+        self._turn = request.turn
         self._kernel.read_location()  # of an earlier run that was warned and lived
         # Whatever a thread sent between two runs answers nothing; but the kernel may have died meanwhile.
         for event in self._kernel.collect():
@@ -147,11 +151,16 @@ class Conduct:
                 self.stop(Stop(reason="timeout", message=self._deadline_message))
             if now >= self._kill_at and not self._killed:
                 await self._kill()
-            for event in await self._kernel.wait(min(_TICK_S, max(0.001, self._deadline - now))):
+            if not self._heard:  # the cell had not begun when it was asked to end
+                self._heard = self._kernel.interrupt()
+            tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
+            for event in await self._kernel.wait(min(tick_s, max(0.001, self._deadline - now))):
                 await self._take(event)
             await self._check()
         for event in self._kernel.read_pipes():
             await self._take(event)
+        for stream, text in self.output.finish():
+            await self._tell(Output(stream=stream, text=text))
         return Outcome(
             finished=self._finished,
             raised=self._raised,
@@ -211,7 +220,7 @@ class Conduct:
                 await self._tell(DisplaysCleared(wait=message.wait))
             case wire.Raised():
                 self._raised = message
-            case wire.Finished():
+            case wire.Finished() if message.turn == self._turn:
                 self._finished = message
             case wire.Asked() if self._ask is not None:
                 answer = await self._ask(message.prompt, message.password)

@@ -41,7 +41,8 @@ class RunOutput:
     """stdout and stderr of one run."""
 
     def __init__(self, log: Path, *, output_bytes: int, log_bytes: int) -> None:
-        self._kept = {name: HeadAndTail(output_bytes) for name in ("stdout", "stderr")}
+        streams: tuple[StreamName, ...] = ("stdout", "stderr")
+        self._kept = {name: HeadAndTail(output_bytes) for name in streams}
         self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self._kept}
         self._log_path = log
         self._log_bytes = log_bytes
@@ -54,6 +55,11 @@ class RunOutput:
         self._kept[stream].add(data)
         self._log(stream, data)
         return self._decoders[stream].decode(data)
+
+    def finish(self) -> list[tuple[StreamName, str]]:
+        """What is left to stream: characters whose second half never came."""
+        rest = [(name, decoder.decode(b"", final=True)) for name, decoder in self._decoders.items()]
+        return [(name, text) for name, text in rest if text]
 
     def text(self, stream: StreamName) -> str:
         return self._kept[stream].text()

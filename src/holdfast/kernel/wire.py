@@ -92,11 +92,13 @@ class Refused(Message, frozen=True):
 
 
 class Execute(Message, frozen=True):
+    turn: int
     code: str
     stdin: bool = False
 
 
 class Shell(Message, frozen=True):
+    turn: int
     command: str
 
 
@@ -175,6 +177,7 @@ class Ready(Message, frozen=True):
 class Finished(Message, frozen=True):
     """The last message of a cell or command: all it printed is already in the pipes."""
 
+    turn: int
     count: int = 0
     exit_code: int | None = None
     threads: list[str] = []

@@ -142,7 +142,8 @@ def _become_session(
         os.write(2, complaint.encode())
         with suppress(OSError):
             zygote.send(complaint.encode())
-    os._exit(1)
+    finally:
+        os._exit(1)  # whatever a cell did to this process, it never goes on as a zygote
 
 
 def _attach_output(stdout: int, stderr: int) -> None:

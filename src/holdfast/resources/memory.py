@@ -12,6 +12,8 @@ At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and look
     above it                   killed; the snapshot takes its place
 """
 
+import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +87,8 @@ class Protection:
             self._warned_at = time.monotonic()
             self._kernel.ask_location()  # once it is held up it cannot answer
             self._kernel.warn_of_memory()
+        if own >= self._cap and self._kill_larger_child():
+            return None
         if not held_up:
             too_long = self._warned_at is not None and time.monotonic() - self._warned_at > _HEED_S
             return self._out_of_memory(own) if own >= self._cap and too_long else None
@@ -92,6 +96,16 @@ class Protection:
         may_go_on = own < self._cap or not self._had_grace
         self._had_grace = self._had_grace or own >= self._cap
         return None if may_go_on and self._make_room(now, copies) else self._out_of_memory(own)
+
+    def _kill_larger_child(self) -> bool:
+        """Whoever took more than the kernel itself goes first, as the system's own choice would be."""
+        sizes = {pid: anonymous_bytes(pid) for pid in self._cgroup.pids() if pid not in self.keep}
+        hog = max(sizes, key=lambda pid: sizes[pid], default=None)
+        if hog is None or sizes[hog] <= anonymous_bytes(self._kernel.pid):
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(hog, signal.SIGKILL)
+        return True
 
     def _out_of_memory(self, own: int) -> Stop:
         held, cap = own >> 20, self._cap >> 20
@@ -120,10 +134,21 @@ class Protection:
             self._allowed = memory_bytes
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Memory that belongs to no file; 0 if the process is gone."""
+    return sum(size for name, size in _sizes(f"/proc/{pid}/status") if name in ("RssAnon:", "RssShmem:"))
+
+
 def private_bytes(pid: int) -> int:
     """Memory that only this process maps; 0 if it is gone."""
+    rollup = _sizes(f"/proc/{pid}/smaps_rollup")
+    return sum(size for name, size in rollup if name in ("Private_Clean:", "Private_Dirty:"))
+
+
+def _sizes(path: str) -> list[tuple[str, int]]:
+    """The lines `name: number kB` of a file of /proc."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = [line.split() for line in Path(path).read_text(errors="replace").splitlines()]
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
+        return []
+    return [(line[0], int(line[1]) << 10) for line in lines if len(line) == 3 and line[2] == "kB"]
