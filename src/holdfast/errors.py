@@ -7,7 +7,7 @@
     ├── EnvironmentUnusable      the chosen Python cannot host guests
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
     ├── KernelStartFailed        a kernel did not come up
-    ├── DiskFailed               the host could not write what it must keep
+    ├── DiskLimit                the session wrote far more than it may
     └── SessionClosed            the session has ended
 
 Each says what happened, and in `hint` what to do next.
@@ -64,10 +64,10 @@ class KernelStartFailed(HoldfastError):
     code = "kernel_start_failed"
 
 
-class DiskFailed(HoldfastError):
-    """The host could not write a file that it must keep."""
+class DiskLimit(HoldfastError):
+    """The session's disk is so far beyond its limit that nothing more runs in it."""
 
-    code = "disk_failed"
+    code = "disk_limit"
 
 
 class SessionClosed(HoldfastError):

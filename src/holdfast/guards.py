@@ -6,47 +6,75 @@ from collections.abc import Callable
 import anyio.to_thread
 
 from holdfast.config import Limits
+from holdfast.errors import DiskLimit
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Workspace, unlinked_bytes
+from holdfast.resources.workspace import Usage, Workspace
 from holdfast.sandbox.cgroups import Cgroup
 
 _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
+_WROTE_BYTES = 1 << 20
+_WROTE_FILES = 100
 
 
 class DiskGuard:
     """Keeps a session's disk within its limits.
 
     Walking the workspace at every tick would cost more than most cells. The file system's own counters are free to
-    read: only when they have fallen by a noticeable amount is the workspace measured, so a session can pass its
-    limit by about what it writes between two ticks.
+    read: when they have fallen by a noticeable amount the workspace is measured, and in any case between two runs. So
+    a session can pass its limit by about what it writes between two ticks. Whoever does is killed, and may clean up
+    in the next run; whoever goes on instead to twice the limit has no next run.
     """
 
     def __init__(self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits) -> None:
         self._workspace = workspace
         self._pids = pids
         self._limits = limits
-        self._seen = (0, 0)
+        self._seen: tuple[int, int] | None = None
+        self._usage = Usage(size_bytes=0, files=0)
 
     async def __call__(self) -> Stop | None:
+        """The guard: looked at while a run goes on."""
         free_bytes, free_files = self._free()
-        self._seen = max(self._seen[0], free_bytes), max(self._seen[1], free_files)
-        if (
-            self._seen[0] - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
-            and self._seen[1] - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
-        ):  # fmt: skip
+        seen_bytes, seen_files = self._seen or (free_bytes, free_files)
+        near = seen_bytes - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
+        if self._seen and near and seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4):
+            # What others delete meanwhile must not hide what we write.
+            self._seen = max(seen_bytes, free_bytes), max(seen_files, free_files)
             return None
-        self._seen = free_bytes, free_files
-        return await anyio.to_thread.run_sync(self.measure)
+        return await self._measure()
 
-    def measure(self) -> Stop | None:
-        usage = self._workspace.usage()
-        size = usage.size_bytes + unlinked_bytes(self._pids())
-        if size > self._limits.disk_bytes:
-            used, limit = size >> 20, self._limits.disk_bytes >> 20
-            return _stop(f"the session's disk holds {used:,} MiB, and its limit is {limit:,} MiB")
-        if usage.files > self._limits.disk_files:
-            return _stop(f"the session holds {usage.files:,} files, and its limit is {self._limits.disk_files:,}")
+    async def at_end(self) -> Stop | None:
+        """When a run is over: it may have been quicker than the ticks."""
+        free_bytes, free_files = self._free()
+        seen_bytes, seen_files = self._seen or (free_bytes + _WROTE_BYTES, free_files)
+        wrote = seen_bytes - free_bytes >= _WROTE_BYTES or seen_files - free_files >= _WROTE_FILES
+        return await self._measure() if wrote else None
+
+    async def take_stock(self) -> None:
+        """In the caller's thinking time: what many small runs wrote adds up."""
+        if self._seen != self._free():
+            await self._measure()
+
+    def refuse_if_hopeless(self) -> None:
+        if self._usage.size_bytes > 2 * self._limits.disk_bytes or self._usage.files > 2 * self._limits.disk_files:
+            raise DiskLimit(
+                f"the session's disk holds more than twice its limit of {self._limits.disk_bytes >> 20:,} MiB",
+                hint="close the session; open one with a larger disk=…",
+            )
+
+    async def _measure(self) -> Stop | None:
+        self._seen = self._free()
+        before = self._usage
+        self._usage = usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
+        limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
+        if usage.too_deep:
+            return _stop("the session's directories are nested deeper than a path can name")
+        if usage.size_bytes > max(limit_bytes, before.size_bytes):
+            held, limit = usage.size_bytes >> 20, limit_bytes >> 20
+            return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")
+        if usage.files > max(limit_files, before.files):
+            return _stop(f"the session holds {usage.files:,} files, and its limit is {limit_files:,}")
         return None
 
     def _free(self) -> tuple[int, int]:

@@ -217,6 +217,7 @@ class LiveSession:
         async with self._turn:
             self._refuse_if_closed()
             await self._wait_settled()
+            self._disk_guard.refuse_if_hopeless()
             incarnation = self._now
             if incarnation is None:  # its replacement could not be started; try again
                 incarnation = await self._renew()
@@ -235,6 +236,7 @@ class LiveSession:
         if changes_memory and not self._pristine:
             await self._protection.renew()
         self._now.cgroup.freeze()
+        await self._disk_guard.take_stock()
 
     async def _wait_settled(self) -> None:
         settling, self._settling = self._settling, None
@@ -303,7 +305,7 @@ class LiveSession:
 
     async def _check_disk(self, outcome: Outcome) -> Outcome:
         """A cell may have been over before anybody looked: what it wrote counts all the same."""
-        stop = await self._disk_guard() if outcome.finished else None
+        stop = await self._disk_guard.at_end() if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
     async def _clear_up(self, incarnation: Incarnation, outcome: Outcome) -> list[Stray]:
@@ -313,7 +315,7 @@ class LiveSession:
             killed = await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep))
         if outcome.duration_s > 0.1:  # nothing that is over sooner prints enough to matter
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
-        threads = outcome.finished.threads if outcome.finished else []
+        threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []
         return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [
             Stray(kind="thread", name=name, outcome="frozen") for name in threads
         ]

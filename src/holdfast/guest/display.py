@@ -111,8 +111,9 @@ def _encode(kind: str, value: Any) -> str | bytes:
     return text(str(value))
 
 
-def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def _metadata(metadata: dict[str, Any]) -> str:
     """Only what is plain JSON, and not much of it: anything else has no business on the wire."""
+    if not metadata:
+        return ""
     encoded = text(json.dumps(metadata, default=str, ensure_ascii=False))
-    plain: dict[str, Any] = json.loads(encoded) if len(encoded) <= _METADATA_BYTES else {}
-    return plain
+    return encoded if len(encoded.encode()) <= _METADATA_BYTES else ""

@@ -304,6 +304,7 @@ class Kernel:
             pass
         except ConnectionResetError:
             self._forget_socket(self._control)
+            messages.append(Gone("it closed its control socket"))
         except wire.ProtocolViolation as violation:
             self._forget_socket(self._control)
             messages.append(Gone(f"it broke the protocol ({violation})"))

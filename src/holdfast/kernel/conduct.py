@@ -7,7 +7,7 @@ grace kill it.
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -22,6 +22,7 @@ Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
+_METADATA_CHARACTERS = 64 << 10
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.005
 _LOCATION_S = 0.005
@@ -66,17 +67,17 @@ class Shelf:
         self._clear_pending = False
 
     def add(self, shown: wire.Shown) -> Display:
-        display = Display(data=shown.data.merged(), metadata=shown.metadata, display_id=shown.display_id)
+        display = Display(data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id)
         if shown.kind == "result":
             self.result = shown.data.text.get("text/plain")
         if self._clear_pending:
             self.clear()
-        if shown.update:
-            self.displays = [display if d.display_id == shown.display_id else d for d in self.displays]
-            return display
-        self._size += shown.data.size()
+        # Every one counts, also one that replaces another: what is kept never exceeds what was counted.
+        self._size += shown.data.size() + len(shown.metadata)
         if len(self.displays) >= self._limits.displays or self._size > self._limits.display_bytes:
             self.dropped += 1
+        elif shown.update:
+            self.displays = [display if d.display_id == shown.display_id else d for d in self.displays]
         else:
             self.displays.append(display)
         return display
@@ -85,6 +86,14 @@ class Shelf:
         self._clear_pending = wait
         if not wait:
             self.displays, self._size = [], 0
+
+
+def _metadata(text: str) -> dict[str, Any]:
+    """Typed by JSON alone: its keys are text, which nobody can make collide."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if 0 < len(text) <= _METADATA_CHARACTERS else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
 
 
 class Conduct:
@@ -224,7 +233,8 @@ class Conduct:
                 self._finished = message
             case wire.Asked() if self._ask is not None:
                 answer = await self._ask(message.prompt, message.password)
-                await self._kernel.send(wire.Answer(text=answer))
+                with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
+                    await self._kernel.send(wire.Answer(text=answer))
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 

@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -135,7 +135,8 @@ class Shown(Message, frozen=True):
 
     kind: Literal["display", "result"]
     data: Mime
-    metadata: dict[str, Any] = {}
+    metadata: str = ""
+    """JSON text. Not a typed field: msgpack knows keys that collide by design, and a dict of them would hold us up."""
     display_id: str | None = None
     update: bool = False
 
@@ -250,20 +251,17 @@ class Assembler:
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._body = bytearray()
 
     def feed(self, packet: bytes) -> bytes | None:
         """The body of the message that this packet completes, if it completes one."""
         more, part = packet[:1], packet[1:]
-        self._size += len(part)
-        if more not in (b"\0", b"\1") or self._size > self._max_bytes:
-            raise ProtocolViolation(f"a packet of {len(packet)} bytes after {self._size}")
-        self._parts.append(part)
+        if more not in (b"\0", b"\1") or len(self._body) + len(part) > self._max_bytes or (more == b"\1" and not part):
+            raise ProtocolViolation(f"a packet of {len(packet)} bytes after {len(self._body)}")
+        self._body += part
         if more == b"\1":
             return None
-        body = b"".join(self._parts)
-        self._parts, self._size = [], 0
+        body, self._body = bytes(self._body), bytearray()
         return body
 
 

@@ -4,19 +4,28 @@ All in it is the guest's: names, depth, links, modes. The host walks it without 
 recursion, and only while it must.
 """
 
+import errno
 import os
+import secrets
 import stat
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from holdfast.sandbox.mounts import DIRECTORIES
 
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOVED = ".holdfast-remove-"
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: int
+    too_deep: bool = False
+    """There are directories whose path is longer than Linux takes, so that not all could be seen."""
 
 
 class Workspace:
@@ -37,8 +46,10 @@ class Workspace:
             if owner is not None:
                 os.chown(directory, owner, owner)
 
-    def usage(self) -> Usage:
-        return measure(self.path / name for name in DIRECTORIES)
+    def usage(self, pids: Iterable[int] = ()) -> Usage:
+        """What the directories hold, and what the session's processes hold of files that are in none any more."""
+        found = measure(self.path / name for name in DIRECTORIES)
+        return msgspec.structs.replace(found, size_bytes=found.size_bytes + unlinked_bytes(pids))
 
     def remove(self) -> None:
         remove_tree(self.path)
@@ -46,45 +57,69 @@ class Workspace:
 
 def measure(roots: Iterable[Path]) -> Usage:
     """Blocks and entries below some directories, hard links counted once."""
-    size, files = 0, 0
+    size, files, too_deep = 0, 0, False
     seen: set[tuple[int, int]] = set()
     pending = [os.fspath(root) for root in roots]
     while pending:
         try:
-            entries = list(os.scandir(pending.pop()))
-        except OSError:  # gone meanwhile, or so deep that its path cannot be said; its parent was counted
+            entries = _entries(pending.pop())
+        except OSError as error:  # gone meanwhile, or past what a path can say
+            too_deep = too_deep or error.errno == errno.ENAMETOOLONG
             continue
-        for entry in entries:
+        for path, status in entries:
             files += 1
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
             if (status.st_dev, status.st_ino) not in seen:
                 size += status.st_blocks * 512
             if status.st_nlink > 1:
                 seen.add((status.st_dev, status.st_ino))
             if stat.S_ISDIR(status.st_mode):
-                pending.append(entry.path)
-    return Usage(size_bytes=size, files=files)
+                pending.append(path)
+    return Usage(size_bytes=size, files=files, too_deep=too_deep)
+
+
+def _entries(directory: str) -> list[tuple[str, os.stat_result]]:
+    try:
+        found = list(os.scandir(directory))
+    except PermissionError:
+        # Ours to open, as the files' owner. Nothing that a guest hides from itself is hidden from the limit.
+        os.chmod(directory, 0o700)
+        found = list(os.scandir(directory))
+    entries = []
+    for entry in found:
+        with suppress(FileNotFoundError):
+            entries.append((entry.path, entry.stat(follow_symlinks=False)))
+    return entries
 
 
 def unlinked_bytes(pids: Iterable[int]) -> int:
-    """Disk held by files that were deleted while open: in no directory, and still there."""
-    held: dict[tuple[int, int], int] = {}
+    """Disk held by files that were deleted while open or mapped: in no directory, and still there."""
+    held: dict[int, int] = {}
     for pid in pids:
-        try:
-            fds = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for fd in fds:
-            try:
-                status = os.stat(f"/proc/{pid}/fd/{fd}")
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                held[status.st_dev, status.st_ino] = status.st_blocks * 512
+        held |= _mapped_and_deleted(pid) | _open_and_deleted(pid)
     return sum(held.values())
+
+
+def _open_and_deleted(pid: int) -> dict[int, int]:
+    held = {}
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                status = os.stat(f"/proc/{pid}/fd/{fd}")
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    held[status.st_ino] = status.st_blocks * 512
+    return held
+
+
+def _mapped_and_deleted(pid: int) -> dict[int, int]:
+    """By the length of the mapping, which may be more than is on disk."""
+    held: dict[int, int] = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            span, _, _, _, inode, *name = line.split(maxsplit=5)
+            if name and name[0].endswith(" (deleted)") and name[0].startswith(tuple(DIRECTORIES.values())):
+                first, last = (int(number, 16) for number in span.split("-"))
+                held[int(inode)] = held.get(int(inode), 0) + last - first
+    return held
 
 
 def remove_tree(path: Path) -> None:
@@ -94,37 +129,38 @@ def remove_tree(path: Path) -> None:
     deeper than recursion, PATH_MAX or the number of descriptors reach.
     """
     try:
-        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        top = os.open(path, _DIRECTORY)
     except FileNotFoundError:
         return
     try:
-        moved = _empty(top, top, 0)
-        number = 0
-        while number < moved:
-            name = f".remove-{number}"
+        # Left by a removal that was cut short: theirs are the first to be emptied, ours get names of their own.
+        queue = deque(name for name in os.listdir(top) if name.startswith(_MOVED))
+        queue.extend(_empty(top, top))
+        while queue:
+            name = queue.popleft()
             os.chmod(name, 0o700, dir_fd=top)
-            directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+            directory = os.open(name, _DIRECTORY, dir_fd=top)
             try:
-                moved = _empty(directory, top, moved)
+                queue.extend(_empty(directory, top))
             finally:
                 os.close(directory)
             os.rmdir(name, dir_fd=top)
-            number += 1
     finally:
         os.close(top)
     os.rmdir(path)
 
 
-def _empty(directory: int, top: int, moved: int) -> int:
-    """Unlink the files of a directory and move its subdirectories to the top; returns how many were moved so far."""
+def _empty(directory: int, top: int) -> list[str]:
+    """Unlink the files of a directory and move its subdirectories to the top; returns their names there."""
+    moved = []
     for name in os.listdir(directory):
-        if directory == top and name.startswith(".remove-"):
+        if directory == top and name.startswith(_MOVED):
             continue
-        if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-            # Moving a directory changes its "..": that takes write permission on itself.
-            os.chmod(name, 0o700, dir_fd=directory)
-            os.rename(name, f".remove-{moved}", src_dir_fd=directory, dst_dir_fd=top)
-            moved += 1
-        else:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=directory)
+            continue
+        # Moving a directory changes its "..": that takes write permission on itself.
+        os.chmod(name, 0o700, dir_fd=directory)
+        moved.append(_MOVED + secrets.token_hex(8))
+        os.rename(name, moved[-1], src_dir_fd=directory, dst_dir_fd=top)
     return moved

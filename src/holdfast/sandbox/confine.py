@@ -14,6 +14,7 @@ def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Cal
     for fd in cgroup_fds:
         os.write(fd, b"0")
         os.close(fd)
+    os.umask(0o022)
     namespaces.enter_session()
     mounts.enter_session(request.session, shm_bytes=request.shm_bytes)
     namespaces.name_host_and_loopback()
@@ -26,10 +27,10 @@ def confine_kernel(request: ForkSession, *, program: bytes, keep_fds: set[int]) 
     privileges.volunteer_for_oom_kill()
     linux.close_all_fds_except(keep_fds)
     privileges.limit(file_bytes=request.file_bytes, open_files=request.open_files, processes=request.processes)
+    os.chdir(mounts.WORKSPACE)  # before the change of identity: the guest may have taken its own permission away
     privileges.become(mounts.GUEST_ID, may_set_groups=may_set_groups())
     # A change of uid clears it, and then /proc/self would belong to nobody: no debugger-free /proc/self/fd.
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    os.chdir(mounts.WORKSPACE)
     seccomp.install(program)  # last: it forbids the calls used above
 
 

@@ -87,12 +87,15 @@ def enter_session(session: str, *, shm_bytes: int) -> None:
     # Over the template's, not instead of it: in a user namespace the kernel grants a fresh /proc only to
     # those who can already see a whole one. hidepid: pid 1 belongs to another uid and stays out of sight.
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, "hidepid=2")
+    # An ordinary user's guest has the uid that owns the ipc namespace's settings there.
+    linux.mount("/proc/sys", "/proc/sys", flags=linux.MS_BIND)
+    linux.mount(None, "/proc/sys", flags=_READ_ONLY | linux.MS_NOEXEC)
 
 
 def _bind(source: str, target: str) -> None:
     os.makedirs(target, exist_ok=True)
     linux.mount(source, target, flags=linux.MS_BIND | linux.MS_REC)
-    linux.mount(None, target, flags=_READ_ONLY)
+    linux.lock_tree(target)  # with all that is mounted below: a remount would change the top alone
 
 
 def _bind_system(root: str) -> None:

@@ -16,7 +16,10 @@ import subprocess
 from holdfast.sandbox import linux
 from holdfast.sandbox.mounts import GUEST_ID, INIT_ID
 
-SESSION_NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
+# The cgroup namespace hides where in the host's tree the session lies.
+SESSION_NAMESPACES = (
+    linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET | linux.CLONE_NEWCGROUP
+)
 
 
 def enter_outer(*, as_root: bool) -> None:

@@ -21,11 +21,15 @@ def become(identity: int, *, may_set_groups: bool) -> None:
 
 def limit(*, file_bytes: int, open_files: int, processes: int | None) -> None:
     """Bounds per process; the session's bounds as a whole are its cgroup's."""
-    _lower(resource.RLIMIT_CORE, 0)
+    # 1 and not 0: a core_pattern that names a program starts it, as root of the host, whatever else the limit says.
+    _lower(resource.RLIMIT_CORE, 1)
     _lower(resource.RLIMIT_FSIZE, file_bytes)
     _lower(resource.RLIMIT_NOFILE, open_files)
     _lower(resource.RLIMIT_MEMLOCK, 8 << 20)
     _lower(resource.RLIMIT_MSGQUEUE, 1 << 20)
+    _lower(resource.RLIMIT_SIGPENDING, 1024)  # counted against the host's user
+    _lower(resource.RLIMIT_RTPRIO, 0)
+    _lower(resource.RLIMIT_NICE, 0)
     if processes is not None:
         _lower(resource.RLIMIT_NPROC, processes)
 

@@ -40,10 +40,13 @@ _PR_GET_SECCOMP = 21
 _PR_GET_NO_NEW_PRIVS = 39
 _MAX_INSTRUCTIONS = 4096
 
+# Not there, though programs use them: inotify (on /usr it would tell which programs the host starts, and its
+# instances are counted against the host's user; what uses it falls back to polling), sync and syncfs (they write back
+# the whole machine's files).
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek sendfile splice tee
-copy_file_range open openat openat2 creat close close_range dup dup2 dup3 fcntl flock pipe pipe2 truncate
-ftruncate fallocate fadvise64 readahead fsync fdatasync sync syncfs sync_file_range memfd_create
+copy_file_range open openat openat2 creat close close_range dup dup2 dup3 flock pipe pipe2 truncate
+ftruncate fallocate fadvise64 readahead fsync fdatasync sync_file_range
 
 stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 getdents getdents64 getcwd
 chdir fchdir mkdir mkdirat rmdir link linkat unlink unlinkat symlink symlinkat readlink readlinkat rename
@@ -52,9 +55,9 @@ lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 fremovexattr landlock_create_ruleset landlock_add_rule landlock_restrict_self
 
 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
-eventfd2 signalfd signalfd4 inotify_init inotify_init1 inotify_add_watch inotify_rm_watch
+eventfd2 signalfd signalfd4
 
-mmap munmap mremap mprotect madvise msync mincore brk mlock mlock2 mlockall munlock munlockall pkey_alloc
+munmap mremap mprotect madvise msync mincore brk mlock mlock2 mlockall munlock munlockall pkey_alloc
 pkey_free pkey_mprotect membarrier mbind get_mempolicy set_mempolicy
 
 fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid set_tid_address getpgid
@@ -77,7 +80,7 @@ timerfd_gettime uname sysinfo getrandom
 bind listen connect accept accept4 shutdown getsockname getpeername getsockopt setsockopt sendto recvfrom
 sendmsg recvmsg sendmmsg recvmmsg
 
-shmget shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink
+shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink
 mq_timedsend mq_timedreceive mq_notify mq_getsetattr
 """
 ALLOWED = frozenset(_ALLOWED.split())
@@ -130,6 +133,12 @@ DENIED_IOCTLS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
 # "deleted": one smuggled into a layer would hide a committed file. RENAME_WHITEOUT makes the same thing.
 _NODE_TYPES = (0, stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK)
 _RENAME_WHITEOUT = 4
+
+# A lease makes everybody else's open() of the file wait, and /usr and the environment are everybody's.
+DENIED_FCNTLS = {"F_SETLEASE": 1024, "F_NOTIFY": 1026}
+
+# Huge pages come from a pool of the whole machine that no memory cap counts.
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 
 _SOCK_TYPE_MASK = 0xF  # the bits above are SOCK_NONBLOCK and SOCK_CLOEXEC
 _SOCK_PACKET = 10
@@ -253,12 +262,16 @@ def _socket() -> Code:
 CHECKED: Mapping[str, Code] = {
     "clone": _argument(0, _branch(_JUMP_ANY_BIT, NAMESPACE_FLAGS, yes=_EPERM, no=_ALLOW)),
     "clone3": _ENOSYS,  # its flags lie in memory, where a filter cannot look
+    "fcntl": _argument(1, _match(dict.fromkeys(DENIED_FCNTLS.values(), _EPERM), otherwise=_ALLOW)),
     "ioctl": _argument(1, _match(dict.fromkeys(DENIED_IOCTLS.values(), _EPERM), otherwise=_ALLOW)),
+    "memfd_create": _argument(1, _branch(_JUMP_ANY_BIT, _MFD_HUGETLB, yes=_EINVAL, no=_ALLOW)),
     "mknod": _node(mode=1),
     "mknodat": _node(mode=2),
+    "mmap": _argument(3, _branch(_JUMP_ANY_BIT, _MAP_HUGETLB, yes=_EINVAL, no=_ALLOW)),
     "personality": _argument(0, _one_of(_PERSONALITIES, otherwise=_EPERM)),
     "prctl": _argument(0, _one_of(PRCTL_OPTIONS.values(), otherwise=_EPERM)),
     "renameat2": _argument(4, _branch(_JUMP_ANY_BIT, _RENAME_WHITEOUT, yes=_EINVAL, no=_ALLOW)),
+    "shmget": _argument(2, _branch(_JUMP_ANY_BIT, _SHM_HUGETLB, yes=_EINVAL, no=_ALLOW)),
     "socket": _socket(),
     "socketpair": _argument(0, _one_of((int(socket.AF_UNIX),), otherwise=_NO_FAMILY)),
 }

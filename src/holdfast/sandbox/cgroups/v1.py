@@ -26,6 +26,7 @@ from holdfast.sandbox.cgroups.contract import (
 from holdfast.sandbox.cgroups.hierarchies import V1_CONTROLLERS, Hierarchies, Hierarchy
 
 _CAP = "memory.limit_in_bytes"
+_SOCKET_BUFFERS_BYTES = 16 << 20
 _CAP_WITH_SWAP = "memory.memsw.limit_in_bytes"
 
 
@@ -160,6 +161,8 @@ class V1Cgroup(Cgroup):
 
     def limit(self, limits: Limits) -> None:
         self.set_memory(limits.memory_bytes)
+        # Socket buffers have a counter of their own here, and without a limit nobody pays for them.
+        kernfs.write_if_present(f"{self._memory}/memory.kmem.tcp.limit_in_bytes", _SOCKET_BUFFERS_BYTES)
         kernfs.write(f"{self._pids}/pids.max", limits.pids)
         kernfs.write(f"{self._cpu}/cpu.shares", max(2, limits.cpu_weight * 1024 // 100))
         if limits.cpu_quota_us:
