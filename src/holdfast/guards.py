@@ -68,8 +68,6 @@ class DiskGuard:
         before = self._usage
         self._usage = usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
         limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
-        if usage.too_deep:
-            return _stop("the session's directories are nested deeper than a path can name")
         if usage.size_bytes > max(limit_bytes, before.size_bytes):
             held, limit = usage.size_bytes >> 20, limit_bytes >> 20
             return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")

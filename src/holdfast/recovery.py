@@ -124,7 +124,7 @@ def _last_line_in_cell(location: str) -> int | None:
 
 
 def _cause(outcome: Outcome) -> str:
-    if outcome.died is None:
+    if outcome.gone or outcome.died is None:
         return outcome.gone or "nobody knows why"
     status = outcome.died.status
     number = status & 0x7F

@@ -420,7 +420,7 @@ async def _question(kernel: Kernel, request: wire.Message, kind: type[Reply]) ->
 
 
 async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
-    named = await _question(kernel, wire.ListNames(), wire.Named)
+    named = await _question(kernel, wire.ListNames(bare=True), wire.Named)
     return named.names if named else {}
 
 

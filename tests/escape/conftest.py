@@ -129,6 +129,13 @@ def open_session() -> Iterator[OpenSession]:
 
 
 @pytest.fixture
+def doomed() -> Iterator[OpenSession]:
+    """Sandboxes that the attack may end for good."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(Session(**{"timeout": 30, **settings}))
+
+
+@pytest.fixture
 def attack(session: Session) -> Attack:
     return lambda code, **options: try_in(session, code, **options)
 

@@ -119,7 +119,7 @@ for n in range(12): show(wire.Mime(text={'text/plain': 'x' * (8 << 20)}), displa
 
 def test_a_forged_end_brings_no_more_threads_than_an_honest_one(session, tools):
     # Alone in its round: an honest end right behind it would take its place.
-    forged = "wire.Finished(threads=['x'] * 300_000)"
+    forged = "wire.Finished(turn=1, threads=['x'] * 300_000)"
     run = tools.storm(session, f"import time\nfrom holdfast.kernel import wire\nforge({forged})\ntime.sleep(1)")
     session.reset()
 
@@ -127,7 +127,7 @@ def test_a_forged_end_brings_no_more_threads_than_an_honest_one(session, tools):
 
 
 def test_a_forged_end_ends_the_run_and_a_reset_is_clean(session, tools):
-    tools.storm(session, "from holdfast.kernel import wire\nfor _ in range(5): forge(wire.Finished(count=77))")
+    tools.storm(session, "from holdfast.kernel import wire\nfor _ in range(5): forge(wire.Finished(turn=1, count=77))")
     session.reset()
 
     run = session.run("6 * 7")
@@ -250,21 +250,21 @@ def test_a_guest_that_never_answers_is_replaced(session):
 
     assert run.error is not None
     assert run.error.code == "timeout"
-    assert session.generation == 2
+    assert run.memory == "restored"
 
 
 def test_a_guest_that_stopped_itself_is_replaced(session):
     run = session.run("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout=1)
 
     assert run.error is not None
-    assert session.generation == 2
+    assert run.memory == "restored"
 
 
 DEAF = """
 import signal, time
 from holdfast.kernel import wire
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-forge(wire.Finished())
+forge(wire.Finished(turn=1))
 while True: time.sleep(1)
 """
 

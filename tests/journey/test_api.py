@@ -32,6 +32,7 @@ def test_a_run_tells_all_about_itself(session: Session) -> None:
     assert (run.session, run.status, run.generation, run.count) == (session.id, "ok", 1, 1)
     assert (run.text, run.stdout, run.stderr, run.dropped_bytes) == ("42", "out\n", "", 0)
     assert (run.error, run.strays, run.dropped_displays) == (None, [], 0)
+    assert (run.memory, run.discarded, run.not_restored) == ("kept", [], [])
     assert run.duration_s > 0
     assert run.memory_cap == "cgroup"
     assert run.peak_memory_bytes is None or run.peak_memory_bytes > 0
@@ -42,6 +43,7 @@ def test_a_run_can_be_kept_as_json(session: Session) -> None:
     kept = msgspec.json.decode(msgspec.json.encode(run))
 
     assert kept["error"]["name"] == "ZeroDivisionError"
+    assert (kept["memory"], kept["discarded"], kept["generation"]) == ("restored", [], 1)
     assert kept["displays"][0]["data"]["image/png"] == "iVBORw=="
 
 
@@ -311,10 +313,11 @@ def test_async_sessions_run_at_the_same_time() -> None:
 def test_a_cancelled_run_ends_its_cell() -> None:
     async def journey() -> None:
         async with AsyncSession(memory="256M") as session:
+            await session.run("kept = [1]")
             ticks = session._session.workspace.path / "data" / "ticks"
             task = asyncio.create_task(
                 session.run(
-                    "kept = 1\nimport time\nwhile True:\n    open('ticks', 'a').write('.')\n    time.sleep(0.01)"
+                    "kept.append(2)\nimport time\nwhile True:\n    open('ticks', 'a').write('.')\n    time.sleep(0.01)"
                 )
             )
             while not ticks.exists():
@@ -322,7 +325,7 @@ def test_a_cancelled_run_ends_its_cell() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert (await session.run("kept")).text == "1"
+            assert (await session.run("kept")).text == "[1]"
             size = ticks.stat().st_size
             assert (await session.run("import time; time.sleep(0.2)")).status == "ok"
             assert ticks.stat().st_size == size

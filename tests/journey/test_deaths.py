@@ -248,13 +248,26 @@ def test_stdout_that_someone_set_and_that_works_stays(session: Session) -> None:
     [
         "os.closerange(3, 1000)",
         "for fd in controls: os.close(fd)",
-        "for fd in controls: socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)",
     ],
 )
 def test_closing_the_control_socket_is_a_death(laden: Session, code: str) -> None:
     run = laden.run(f"half = 1\n{FIND_CONTROL}{code}")
 
     assert_died(laden, run, word="")
+
+
+def test_shutting_the_sockets_down_for_all_takes_the_snapshot_along_and_is_told(laden: Session) -> None:
+    run = laden.run(
+        f"half = 1\n{FIND_CONTROL}for fd in controls: socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)"
+    )
+
+    assert run.error is not None
+    assert (run.error.code, run.memory, run.generation, laden.generation) == ("killed", "lost", 2, 2)
+    assert "Variables are lost; files are kept; a fresh kernel is ready." in run.error.message
+    assert run.unprotected is not None
+    assert run.unprotected in run.error.message
+    assert laden.names() == {}
+    assert laden.run("print('alive')").stdout == "alive\n"
 
 
 @pytest.mark.parametrize(

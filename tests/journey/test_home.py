@@ -127,12 +127,12 @@ def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environm
     owner = Owner(
         home,
         guest_environment,
-        f"s.run('kept = 7')\ntry: {ENDLESS}\nexcept KeyboardInterrupt: print(s.run('kept').text, s.generation)",
+        f"s.run('kept = [7]')\ntry: {ENDLESS.replace('open', 'kept.append(8); open', 1)}\nexcept KeyboardInterrupt: print(s.run('kept').text, s.generation)",
     )
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)
 
-    assert owner.end() == (0, "7 1\n", "")
+    assert owner.end() == (0, "[7] 1\n", "")
 
 
 def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environment: Path) -> None:

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import pytest
 
 from holdfast import Run, Session, ShellResult
+from holdfast.model import Mode
 
 T = TypeVar("T", Run, ShellResult)
 HEEDLESS = {
@@ -35,6 +36,12 @@ HEEDFUL = {
 }
 
 
+@pytest.fixture
+def notebook() -> Iterator[Session]:
+    with Session(memory="512M", timeout=30, mode="notebook") as session:
+        yield session
+
+
 def interrupted(session: Session, verb: Callable[[], T], *, when: str) -> T:
     """Carry out a verb and interrupt it once the guest has made a file."""
     path = session._session._session.workspace.path / "data" / when
@@ -51,18 +58,27 @@ def interrupted(session: Session, verb: Callable[[], T], *, when: str) -> T:
 
 
 @pytest.mark.parametrize("code", HEEDFUL.values(), ids=HEEDFUL)
-def test_a_cell_that_heeds_the_interrupt_keeps_its_variables(session: Session, code: str) -> None:
-    session.run("kept = 1")
-    run = session.run(code, timeout=0.3)
+def test_a_cell_that_is_not_done_in_time_leaves_no_trace_in_memory(session: Session, code: str) -> None:
+    session.run("kept = [1]")
+    run = session.run(f"kept.append(2); half = 1\n{code}" if "%%" not in code else code, timeout=0.3)
 
     assert run.error is not None
     assert (run.status, run.error.code, run.error.name) == ("failed", "timeout", "Timeout")
     assert "after 0.3 s" in run.error.message
-    assert "variables are kept" in run.error.message
+    assert run.error.message.endswith("It was interrupted. Variables are as they were before the run.")
     assert "timeout=" in run.error.hint
     assert "went on" not in run.stdout
-    assert session.generation == run.generation == 1
-    assert session.run("kept").text == "1"
+    assert (run.memory, run.generation, session.generation) == ("restored", 1, 1)
+    assert session.run("kept, 'half' in globals()").text == "([1], False)"
+
+
+def test_a_notebook_takes_back_what_is_not_done_in_time_as_well(notebook: Session) -> None:
+    notebook.run("kept = [1]")
+    run = notebook.run("kept.append(2)\nwhile True: pass", timeout=0.3)
+
+    assert run.error is not None
+    assert (run.error.code, run.memory, run.generation) == ("timeout", "restored", 1)
+    assert notebook.run("kept").text == "[1]"
 
 
 def test_a_timeout_says_which_line_was_running(session: Session) -> None:
@@ -77,23 +93,24 @@ def test_cells_that_do_not_heed_it_are_killed_after_a_grace() -> None:
     with ThreadPoolExecutor(len(HEEDLESS)) as pool:
         outcomes = dict(zip(HEEDLESS, pool.map(outcome_of_heedless, HEEDLESS.values()), strict=True))
 
-    assert outcomes == dict.fromkeys(HEEDLESS, ("timeout", True, 2, "(False, ['kept'])"))
+    assert outcomes == dict.fromkeys(HEEDLESS, ("timeout", True, "restored", 1, "([1], False, ['kept'])"))
 
 
-def outcome_of_heedless(code: str) -> tuple[str | None, bool, int, str | None]:
+def outcome_of_heedless(code: str) -> tuple[str | None, bool, str, int, str | None]:
     with Session(memory="256M") as session:
-        session.run("lost = 1\nopen('kept', 'w').close()")
-        run = session.run(code, timeout=0.2)
-        after = session.run("import os; 'lost' in globals(), os.listdir()")
+        session.run("kept = [1]\nopen('kept', 'w').close()")
+        run = session.run(f"kept.append(2); half = 1\n{code}", timeout=0.2)
+        after = session.run("import os; kept, 'half' in globals(), os.listdir()")
         assert run.error is not None
-        return run.error.code, "the kernel was killed" in run.error.message, session.generation, after.text
+        told = "the kernel was killed. Variables are as they were before the run." in run.error.message
+        return run.error.code, told, run.memory, session.generation, after.text
 
 
 def test_cleaning_up_within_the_grace_is_possible(session: Session) -> None:
     run = session.run("import time\ntry: time.sleep(100)\nfinally: time.sleep(0.3); print('clean')", timeout=0.2)
 
     assert run.stdout == "clean\n"
-    assert session.generation == 1
+    assert (run.memory, session.generation) == ("restored", 1)
 
 
 def test_the_next_cell_after_one_that_blocked_sigint_can_be_interrupted_again(session: Session) -> None:
@@ -101,13 +118,14 @@ def test_the_next_cell_after_one_that_blocked_sigint_can_be_interrupted_again(se
     run = session.run("while True: pass", timeout=0.2)
 
     assert run.error is not None
-    assert session.generation == 1
+    assert "It was interrupted" in run.error.message
+    assert (run.memory, session.generation) == ("restored", 1)
 
 
 def test_the_sessions_own_deadline_holds_where_a_run_names_none() -> None:
     with Session(memory="256M", timeout=0.3) as session:
         short = session.run("import time; time.sleep(100)")
-        longer = session.run("time.sleep(0.5); 'done'", timeout="10s")
+        longer = session.run("import time; time.sleep(0.5); 'done'", timeout="10s")
 
         assert short.error is not None
         assert "after 0.3 s" in short.error.message
@@ -115,54 +133,72 @@ def test_the_sessions_own_deadline_holds_where_a_run_names_none() -> None:
 
 
 def test_a_command_has_a_deadline_too(session: Session) -> None:
+    session.run("kept = 1")
     result = session.shell("echo before; sleep 100 | cat; echo after", timeout=0.3)
 
     assert result.error is not None
     assert (result.error.code, result.exit_code) == ("timeout", None)
     assert result.stdout == "before\n"
-    assert session.generation == 1
+    assert (session.run("kept").text, session.generation) == ("1", 1)
     assert session.shell("pgrep sleep || echo none").stdout == "none\n"
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------
 
 
-def test_another_thread_can_interrupt_a_cell(session: Session) -> None:
+@pytest.mark.parametrize(
+    ("mode", "memory", "fate", "found"),
+    [
+        ("strict", "restored", "Variables are as they were before the run.", "(1, False)"),
+        ("notebook", "kept", "Variables are as the cell left them.", "(2, True)"),
+    ],
+)
+def test_another_thread_can_interrupt_a_cell(session: Session, mode: Mode, memory: str, fate: str, found: str) -> None:
+    session.run("kept = 1")
     run = interrupted(
         session,
-        lambda: session.run("kept = 1\nopen('started', 'w').close()\nimport time; time.sleep(100)"),
+        lambda: session.run(
+            "kept = 2; new = 1\nopen('started', 'w').close()\nimport time; time.sleep(100)", mode=mode
+        ),
         when="started",
     )
 
     assert run.error is not None
     assert (run.error.code, run.error.name) == ("interrupted", "KeyboardInterrupt")
     assert run.error.line == 3
-    assert session.run("kept").text == "1"
+    assert run.error.message.endswith(fate)
+    assert run.memory == memory
+    assert session.run("kept, 'new' in globals()").text == found
     assert session.generation == 1
 
 
 def test_a_command_can_be_interrupted(session: Session) -> None:
+    session.run("kept = 1")
     result = interrupted(session, lambda: session.shell("touch started; sleep 100"), when="started")
 
     assert result.error is not None
     assert result.error.code == "interrupted"
-    assert session.generation == 1
+    assert (session.run("kept").text, session.generation) == ("1", 1)
 
 
-def test_a_cell_that_ignores_the_interrupt_is_killed(session: Session) -> None:
+@pytest.mark.parametrize("mode", ["strict", "notebook"])
+def test_a_cell_that_ignores_the_interrupt_is_killed(session: Session, mode: Mode) -> None:
+    session.run("kept = [1]")
     run = interrupted(
         session,
         lambda: session.run(
             "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-            "open('started', 'w').close()\nwhile True: pass"
+            "kept.append(2); open('started', 'w').close()\nwhile True: pass",
+            mode=mode,
         ),
         when="started",
     )
 
     assert run.error is not None
     assert run.error.code == "interrupted"
-    assert "the kernel was killed" in run.error.message
-    assert session.generation == 2
+    assert "the kernel was killed. Variables are as they were before the run." in run.error.message
+    assert (run.memory, session.generation) == ("restored", 1)
+    assert session.run("kept").text == "[1]"
 
 
 def test_a_cell_may_catch_the_interrupt_and_end_well(session: Session) -> None:
@@ -175,7 +211,8 @@ def test_a_cell_may_catch_the_interrupt_and_end_well(session: Session) -> None:
         when="started",
     )
 
-    assert (run.stdout, run.text, session.generation) == ("caught\n", "'done'", 1)
+    assert (run.stdout, run.text, run.memory, session.generation) == ("caught\n", "'done'", "kept", 1)
+    assert session.run("time").error is None
 
 
 def test_with_nothing_running_there_is_nothing_to_interrupt(session: Session) -> None:
@@ -185,6 +222,7 @@ def test_with_nothing_running_there_is_nothing_to_interrupt(session: Session) ->
 
 
 def test_an_interrupt_that_comes_at_once_is_not_lost(session: Session) -> None:
+    session.run("kept = 1")
     for _ in range(3):
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(session.run, "import time; time.sleep(100)")
@@ -192,9 +230,10 @@ def test_an_interrupt_that_comes_at_once_is_not_lost(session: Session) -> None:
                 pass
             run = future.result()
         assert run.error is not None
-        assert run.error.code == "interrupted"
+        assert (run.error.code, run.memory) == ("interrupted", "restored")
+        assert run.duration_s < 2
 
-    assert session.generation == 1
+    assert (session.run("kept").text, session.generation) == ("1", 1)
 
 
 def test_a_late_interrupt_does_not_hit_the_next_cell(session: Session) -> None:
@@ -210,11 +249,12 @@ def test_a_late_interrupt_does_not_hit_the_next_cell(session: Session) -> None:
 
 
 def test_a_cell_that_interrupts_itself_is_told_so(session: Session) -> None:
+    session.run("kept = 1")
     run = session.run("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(10)")
 
     assert run.error is not None
-    assert run.error.code == "interrupted"
-    assert session.generation == 1
+    assert (run.error.code, run.memory) == ("interrupted", "restored")
+    assert (session.run("kept").text, session.generation) == ("1", 1)
 
 
 def test_a_reset_ends_what_runs(session: Session) -> None:

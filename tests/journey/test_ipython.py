@@ -1,8 +1,17 @@
 """What a cell means: IPython's semantics, errors included."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from holdfast import Run, Session
+
+
+@pytest.fixture
+def notebook() -> Iterator[Session]:
+    """Where a failed cell keeps what it did, as it does in IPython."""
+    with Session(memory="512M", timeout=30, mode="notebook") as session:
+        yield session
 
 
 def frames(run: Run) -> list[str]:
@@ -53,9 +62,14 @@ def test_earlier_code_is_in_in(session: Session) -> None:
     assert session.run("In[1], _i, _i1").text == "('a = 1', 'a = 1', 'a = 1')"
 
 
-def test_runs_are_counted_and_a_failure_counts_too(session: Session) -> None:
-    assert [session.run(code).count for code in ("1", "1/0", "x = =", "2")] == [1, 2, 3, 4]
-    assert session.run("Out").text == "{1: 1, 4: 2}"
+def test_runs_are_counted_and_a_failure_counts_too(notebook: Session) -> None:
+    assert [notebook.run(code).count for code in ("1", "1/0", "x = =", "2")] == [1, 2, 3, 4]
+    assert notebook.run("Out").text == "{1: 1, 4: 2}"
+
+
+def test_a_failure_that_is_taken_back_leaves_the_count_as_well(session: Session) -> None:
+    assert [session.run(code).count for code in ("1", "1/0", "raise KeyError", "2")] == [1, 2, 2, 2]
+    assert session.run("Out, In").text == "({1: 1, 2: 2}, ['', '1', '2', 'Out, In'])"
 
 
 def test_a_huge_value_is_shortened_as_ipython_shortens_it(session: Session) -> None:
@@ -182,9 +196,9 @@ def test_a_question_mark_explains(session: Session) -> None:
     assert "Return the number of items in a container" in session.run("len?").stdout
 
 
-def test_tb_shows_the_last_traceback_again(session: Session) -> None:
-    session.run("1 / 0")
-    run = session.run("%tb")
+def test_tb_shows_the_last_traceback_again(notebook: Session) -> None:
+    notebook.run("1 / 0")
+    run = notebook.run("%tb")
 
     assert run.status == "ok"
     assert "ZeroDivisionError: division by zero" in run.stderr
@@ -219,16 +233,29 @@ def test_cells_share_one_event_loop(session: Session) -> None:
     assert session.run("await q.get(), asyncio.get_running_loop() is loop").text == "('from before', True)"
 
 
-def test_an_interrupted_await_does_not_go_on_in_the_next_cell(session: Session) -> None:
-    run = session.run(
-        "import asyncio\nticks = 0\nwhile True:\n    await asyncio.sleep(0.01)\n    ticks += 1", timeout=0.3
+def test_an_interrupted_await_does_not_go_on_in_the_next_cell(notebook: Session) -> None:
+    run = notebook.run(
+        "import asyncio\nticks = 0\nwhile True:\n    await asyncio.sleep(0.01)\n    ticks += 1\n"
+        "    if ticks == 5: print('well under way')",
+        on_stdout=lambda _: notebook.interrupt(),
     )
     assert run.error is not None
-    assert run.error.code == "timeout"
-    assert run.error.line in (4, 5)
-    session.run("before = ticks\nawait asyncio.sleep(0.1)")
+    assert (run.error.code, run.memory) == ("interrupted", "kept")
+    assert run.error.line in (4, 5, 6)
+    notebook.run("before = ticks\nawait asyncio.sleep(0.1)")
 
-    assert session.run("before > 0, before == ticks").text == "(True, True)"
+    assert notebook.run("before >= 5, before == ticks").text == "(True, True)"
+    assert notebook.generation == 1
+
+
+def test_an_await_that_is_taken_back_leaves_a_loop_that_works(session: Session) -> None:
+    session.run("import asyncio\nticks = 0\nloop = asyncio.get_event_loop_policy().get_event_loop()")
+    run = session.run("while True:\n    await asyncio.sleep(0.01)\n    ticks += 1", timeout=0.3)
+    assert run.error is not None
+    assert (run.error.code, run.memory) == ("timeout", "restored")
+    assert run.error.line in (2, 3)
+
+    assert session.run("await asyncio.sleep(0.1, 'slept'), ticks").text == "('slept', 0)"
     assert session.generation == 1
 
 
@@ -363,9 +390,18 @@ def test_a_nul_in_the_code_is_a_syntax_error(session: Session) -> None:
     assert run.error.code == "syntax"
 
 
-def test_what_a_failed_cell_did_before_it_failed_is_kept(session: Session) -> None:
-    session.run("kept = 1\n1 / 0")
+def test_what_a_failed_cell_did_before_it_failed_is_kept_in_a_notebook(notebook: Session) -> None:
+    run = notebook.run("kept = 1\n1 / 0")
 
+    assert (run.memory, run.discarded) == ("kept", [])
+    assert notebook.run("kept").text == "1"
+
+
+def test_what_a_failed_cell_did_before_it_failed_is_taken_back_elsewhere(session: Session) -> None:
+    session.run("kept = 1")
+    run = session.run("kept = 2\n1 / 0")
+
+    assert (run.memory, run.discarded, run.generation) == ("restored", ["kept"], 1)
     assert session.run("kept").text == "1"
 
 
@@ -414,7 +450,7 @@ def test_exit_ends_nothing_but_the_cell(session: Session, code: str) -> None:
     session.run("x = 5")
     run = session.run(f"{code}\nx = 6" if code != "exit" else "exit")
 
-    assert (run.status, run.error) == ("ok", None)
+    assert (run.status, run.error, run.memory) == ("ok", None, "kept")
     assert session.run("x").text == "5"
     assert session.generation == 1
 
@@ -425,7 +461,7 @@ def test_exit_with_a_code_is_an_error_of_the_cell_alone(session: Session, code: 
 
     assert run.error is not None
     assert (run.error.code, run.error.name, run.error.message) == ("exception", "SystemExit", message)
-    assert session.generation == 1
+    assert (run.memory, session.generation) == ("restored", 1)
 
 
 # -- completion and inspection -----------------------------------------------------------------------------------

@@ -237,9 +237,10 @@ def test_endless_output_is_ended_by_its_limit(session: Session, other: Session) 
         seen.wait(20)
         answers.append(other.run("1 + 1").text)
 
+    session.run("kept = [1]")
     asker = threading.Thread(target=ask_the_other)
     asker.start()
-    run = session.run("kept = 1\nwhile True: print('y' * 9999)", on_stdout=lambda _: seen.set())
+    run = session.run("kept.append(2)\nwhile True: print('y' * 9999)", on_stdout=lambda _: seen.set())
     asker.join()
 
     assert run.error is not None
@@ -247,7 +248,9 @@ def test_endless_output_is_ended_by_its_limit(session: Session, other: Session) 
     assert "67,108,864 bytes" in run.error.message
     assert answers == ["2"]
     assert len(session.output(run)) == 64 * MIB
-    assert session.run("kept").text == "1"
+    assert run.error.message.endswith("Variables are as they were before the run.")
+    assert run.memory == "restored"
+    assert session.run("kept").text == "[1]"
     assert session.generation == 1
 
 

@@ -150,20 +150,43 @@ def test_a_process_is_frozen_with_its_session(session: Session) -> None:
 
 
 def test_strays_of_a_kernel_that_died_are_gone_too(session: Session) -> None:
+    session.run("kept = 1")
     run = session.run("import os, subprocess\nsubprocess.Popen(['sleep', '555'])\nos._exit(1)")
 
     assert run.error is not None
     assert processes(session) == []
+    assert (run.memory, session.run("kept").text) == ("restored", "1")
+
+
+def test_strays_of_a_cell_that_is_taken_back_are_named_and_gone(session: Session) -> None:
+    session.run("kept = 1")
+    run = session.run("import subprocess\nchild = subprocess.Popen(['sleep', '666'])\nraise ValueError")
+
+    assert run.strays == [Stray(kind="process", name="sleep 666", outcome="killed")]
+    assert processes(session) == []
+    assert session.run("kept, 'child' in globals()").text == "(1, False)"
+
+
+def test_a_thread_goes_on_after_a_rollback(session: Session) -> None:
+    session.run(COUNTER)
+    run = session.run("import os; os._exit(1)")
+    after = session.run("before = count; time.sleep(0.1); count > before")
+
+    assert run.memory == "restored"
+    assert (after.text, after.generation) == ("True", 1)
+    assert [stray.name for stray in after.strays] == ["counter"]
 
 
 def test_too_much_memory_is_noticed_whoever_watches(session: Session) -> None:
-    run = session.run("kept = []\nwhile True: kept.append(b'x' * 2_000_000)")
+    session.run("kept = ['before']")
+    run = session.run("while True: kept.append(b'x' * 2_000_000)")
 
     assert run.error is not None
     assert run.error.code == "out_of_memory"
     assert "256 MiB" in run.error.message
     assert run.memory_cap == session.run("1").memory_cap
-    assert session.generation == 2
+    assert (run.memory, session.generation) == ("restored", 1)
+    assert session.run("kept").text == "['before']"
 
 
 def test_the_watchdog_is_labelled(session: Session, watchdog_home: Path) -> None:

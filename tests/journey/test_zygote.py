@@ -53,9 +53,28 @@ def test_new_kernels_come_from_its_successor(session: Session) -> None:
         assert other.run("import pandas; 1 + 1").text == "2"
 
     session.reset()
-    assert session.run("1 + 1").text == "2"
-    assert session.run("import os; os._exit(1)").generation == 3
+    assert session.run("x = 1 + 1\nx").text == "2"
+    assert session.run("import os; os._exit(1)").memory == "restored"
+    assert (session.run("x").text, session.generation) == ("2", 2)
     assert len(zygotes_of(session)) == 1
+
+
+def test_memory_comes_back_without_a_zygote(session: Session) -> None:
+    session.run("x = [5]")
+    kill_zygotes(session)
+    run = session.run("x.append(6)\nimport os; os._exit(1)")
+
+    assert (run.memory, run.generation) == ("restored", 1)
+    assert session.run("x").text == "[5]"
+    assert zygotes_of(session) == []
+
+
+def test_a_first_run_that_dies_gets_a_kernel_of_the_successor(session: Session) -> None:
+    kill_zygotes(session)
+    run = session.run("import os; os._exit(1)")
+
+    assert (run.memory, run.generation) == ("restored", 1)
+    assert session.run("1 + 1").text == "2"
 
 
 def test_a_running_cell_does_not_notice_its_death(session: Session) -> None:

@@ -58,14 +58,14 @@ class Guest:
                 nothing = wire.Inspected(data=wire.Mime())
                 return _or(nothing, lambda: self._shell.inspect_at(request.code, request.cursor, request.detail))
             case wire.ListNames():
-                return _or(wire.Named(names={}), self._describe_names)
+                return _or(wire.Named(names={}), lambda: self._describe_names(bare=request.bare))
             case wire.TakeSnapshot():
                 return self._snapshots.take()
             case wire.Answer():
                 raise RuntimeError("an answer that nobody asked for")
 
-    def _describe_names(self) -> wire.Named:
-        return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden))
+    def _describe_names(self, *, bare: bool) -> wire.Named:
+        return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden, bare=bare))
 
     def _execute(self, request: wire.Execute) -> wire.Finished:
         with self._input_from(self._ask if request.stdin else refuse_input):

@@ -12,20 +12,18 @@ _MAX_SIZE = 1 << 62
 """Values say what they like of their own size; the wire takes 64 bits."""
 
 
-def describe(namespace: dict[str, Any], hidden: dict[str, Any]) -> dict[str, wire.Name]:
+def describe(namespace: dict[str, Any], hidden: dict[str, Any], *, bare: bool) -> dict[str, wire.Name]:
     """The user's own names: not IPython's, not the private ones."""
-    own = (
-        name
+    own = [
+        (text(name[:_MAX_NAME]), value)
         for name, value in list(namespace.items())
         if isinstance(name, str) and not name.startswith("_") and not (name in hidden and hidden[name] is value)
-    )
+    ][:_MAX_NAMES]
+    if bare:
+        return {name: wire.Name(address=id(value)) for name, value in own}
     return {
-        text(name[:_MAX_NAME]): wire.Name(
-            type=_type_name(namespace[name]),
-            approx_bytes=min(approx_bytes(namespace[name]), _MAX_SIZE),
-            address=id(namespace[name]),
-        )
-        for _, name in zip(range(_MAX_NAMES), own, strict=False)
+        name: wire.Name(type=_type_name(value), approx_bytes=min(approx_bytes(value), _MAX_SIZE), address=id(value))
+        for name, value in own
     }
 
 

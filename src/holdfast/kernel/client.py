@@ -257,8 +257,9 @@ class Kernel:
         while True:
             await anyio.wait_readable(self._wake)
             word, pid = _receive(self._wake, 64)
-            if word == b"asleep" and pid != self.pid:
-                return self._meet(pid)
+            # Not the kernel itself, which holds the same socket; and not one that is dead already.
+            if word == b"asleep" and pid != self.pid and self._meet(pid) in self._pidfds:
+                return pid
 
     def _discard_leftovers(self) -> None:
         """What the dead kernel sent and nobody read, whole or in part."""

@@ -50,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None
     died: Died | None
     gone: str | None
+    """What the kernel did that made us give it up."""
     location: str
     """A traceback that a kernel left which did not live to raise."""
     duration_s: float
@@ -175,7 +176,7 @@ class Conduct:
             raised=self._raised,
             stop=self._stop,
             died=self._died,
-            gone=self._gone,
+            gone=self._gone if self._killed else None,
             location="" if self._finished else self._kernel.read_location(),
             duration_s=time.monotonic() - self._started,
         )

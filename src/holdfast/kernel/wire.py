@@ -114,7 +114,8 @@ class Inspect(Message, frozen=True):
 
 
 class ListNames(Message, frozen=True):
-    pass
+    bare: bool = False
+    """Only names and addresses. Types and sizes run code of the values' own, which may never end."""
 
 
 class TakeSnapshot(Message, frozen=True):
@@ -213,8 +214,8 @@ class Woken(Message, frozen=True):
 class Name(msgspec.Struct, frozen=True, kw_only=True):
     """A live variable, as the kernel describes it."""
 
-    type: str
-    approx_bytes: int
+    type: str = ""
+    approx_bytes: int = 0
     address: int = 0
     """Tells whether two snapshots of one process have the same object under a name."""
 

@@ -25,7 +25,7 @@ from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Stop
 from holdfast.sandbox.cgroups import Cgroup
 
-_SNAPSHOT_S = 10.0
+_SNAPSHOT_S = 5.0
 _WAKE_S = 10.0
 _HEED_S = 0.5
 """How long a warned cell has to raise before a second look counts against it."""

@@ -4,12 +4,11 @@ All in it is the guest's: names, depth, links, modes. The host walks it without 
 recursion, and only while it must.
 """
 
-import errno
 import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +23,6 @@ _MOVED = ".holdfast-remove-"
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: int
-    too_deep: bool = False
-    """There are directories whose path is longer than Linux takes, so that not all could be seen."""
 
 
 class Workspace:
@@ -57,37 +54,65 @@ class Workspace:
 
 def measure(roots: Iterable[Path]) -> Usage:
     """Blocks and entries below some directories, hard links counted once."""
-    size, files, too_deep = 0, 0, False
+    size, files = 0, 0
     seen: set[tuple[int, int]] = set()
-    pending = [os.fspath(root) for root in roots]
-    while pending:
-        try:
-            entries = _entries(pending.pop())
-        except OSError as error:  # gone meanwhile, or past what a path can say
-            too_deep = too_deep or error.errno == errno.ENAMETOOLONG
-            continue
-        for path, status in entries:
+    for root in roots:
+        for status in _walk(root):
             files += 1
             if (status.st_dev, status.st_ino) not in seen:
                 size += status.st_blocks * 512
             if status.st_nlink > 1:
                 seen.add((status.st_dev, status.st_ino))
-            if stat.S_ISDIR(status.st_mode):
-                pending.append(path)
-    return Usage(size_bytes=size, files=files, too_deep=too_deep)
+    return Usage(size_bytes=size, files=files)
 
 
-def _entries(directory: str) -> list[tuple[str, os.stat_result]]:
+def _walk(root: Path) -> Iterator[os.stat_result]:
+    """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
+    than a path, the stack or the number of descriptors reach."""
+    here = os.open(root, _DIRECTORY)
     try:
-        found = list(os.scandir(directory))
-    except PermissionError:
-        # Ours to open, as the files' owner. Nothing that a guest hides from itself is hidden from the limit.
-        os.chmod(directory, 0o700)
-        found = list(os.scandir(directory))
+        ahead: list[list[str]] = []
+        while True:
+            ahead.append([])
+            for name, status in _entries(here):
+                yield status
+                if stat.S_ISDIR(status.st_mode):
+                    ahead[-1].append(name)
+            while not (below := _descend(here, ahead[-1])):
+                ahead.pop()
+                if not ahead:
+                    return
+                here = _replace(here, os.open("..", _DIRECTORY, dir_fd=here))
+            here = _replace(here, below)
+    finally:
+        os.close(here)
+
+
+def _descend(here: int, names: list[str]) -> int | None:
+    """The next subdirectory that can still be opened."""
+    while names:
+        name = names.pop()
+        with suppress(OSError):
+            try:
+                return os.open(name, _DIRECTORY, dir_fd=here)
+            except PermissionError:
+                # Ours to open, as the files' owner. What a guest hides from itself is not hidden from the limit.
+                os.chmod(name, 0o700, dir_fd=here)
+                return os.open(name, _DIRECTORY, dir_fd=here)
+    return None
+
+
+def _replace(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _entries(directory: int) -> list[tuple[str, os.stat_result]]:
     entries = []
-    for entry in found:
-        with suppress(FileNotFoundError):
-            entries.append((entry.path, entry.stat(follow_symlinks=False)))
+    with os.scandir(directory) as found:
+        for entry in found:
+            with suppress(FileNotFoundError):
+                entries.append((entry.name, entry.stat(follow_symlinks=False)))
     return entries
 
 
