@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_json_is_the_whole_run(holdfast: Holdfast) -> None:
 
     assert done.returncode == 1
     assert (run["status"], run["stdout"], run["error"]["name"]) == ("failed", "hello\n", "ZeroDivisionError")
-    assert run["memory_cap"] == "cgroup"
+    assert (run["memory"], run["generation"], run["memory_cap"]) == ("restored", 1, "cgroup")
 
 
 def test_code_that_fails_is_1_and_shows_its_traceback(holdfast: Holdfast) -> None:
@@ -194,5 +195,7 @@ def test_the_demo_keeps_every_promise(holdfast: Holdfast, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
     assert "✗" not in done.stdout
+    assert done.stdout.count("all of it is back") == 3
+    assert len(re.findall(r"and every variable is still there +✓ +restored in \d+ ms, generation 1", done.stdout)) == 3
     assert (tmp_path / "tides.png").stat().st_size > 10_000
     assert time.monotonic() - began < 60

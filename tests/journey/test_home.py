@@ -127,7 +127,8 @@ def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environm
     owner = Owner(
         home,
         guest_environment,
-        f"s.run('kept = [7]')\ntry: {ENDLESS.replace('open', 'kept.append(8); open', 1)}\nexcept KeyboardInterrupt: print(s.run('kept').text, s.generation)",
+        f"s.run('kept = [7]')\ntry: {ENDLESS.replace('open', 'kept.append(8); open', 1)}\n"
+        "except KeyboardInterrupt: print(s.run('kept').text, s.generation)",
     )
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)

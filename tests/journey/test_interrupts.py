@@ -157,9 +157,7 @@ def test_another_thread_can_interrupt_a_cell(session: Session, mode: Mode, memor
     session.run("kept = 1")
     run = interrupted(
         session,
-        lambda: session.run(
-            "kept = 2; new = 1\nopen('started', 'w').close()\nimport time; time.sleep(100)", mode=mode
-        ),
+        lambda: session.run("kept = 2; new = 1\nopen('started', 'w').close()\nimport time; time.sleep(100)", mode=mode),
         when="started",
     )
 

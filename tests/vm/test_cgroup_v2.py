@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import boot
 
-SUITES = ("tests/unit",)
+SUITES = ("tests/unit/test_cgroups.py", "tests/journey/test_memory.py", "tests/escape/test_resources.py", "tests/stress")
 """What runs inside, relative to the clone."""
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.box import ROUNDED, SIMPLE_HEAD
 from rich.markup import escape
 from rich.padding import Padding
@@ -27,7 +28,8 @@ from rich.text import Text
 from holdfast.cli.progress import rich_report
 from holdfast.cli.terminal import console, harmless
 from holdfast.client import Session
-from holdfast.config import default_home
+from holdfast.config import Limits, default_home
+from holdfast.model import Run
 
 _MEMORY_MIB = 256
 _NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
@@ -61,14 +63,43 @@ attempt("reach a server on the host", lambda: socket.create_connection(("127.0.0
 attempt("read the memory of pid 1", lambda: open("/proc/1/mem", "rb"))
 attempt("become root", lambda: __import__("os").setuid(0))"""
 
+WORK = """\
+import itertools, threading, time, numpy as np, pandas as pd
+
+minutes = pd.date_range("2020-01-01", periods=500_000, freq="min")
+tides = pd.DataFrame({"at": minutes, "level": np.sin(np.arange(500_000) / 118.7)})
+
+def buoys():
+    for n in itertools.count(): yield f"buoy {n}"
+buoy = buoys(); next(buoy); next(buoy)    # a generator half-way: no pickle can save it
+
+ticks = itertools.count()
+def tick():
+    while True: next(ticks); time.sleep(0.005)
+threading.Thread(target=tick, name="clock", daemon=True).start()   # nor a thread"""
+
+LOOK = """\
+import json
+_was = (next(ticks), time.sleep(0.1))[0]
+print(json.dumps({
+    "columns": list(tides), "checksum": f"{pd.util.hash_pandas_object(tides).sum():x}",
+    "buoy": buoy.gi_frame.f_locals["n"], "ticking": next(ticks) - _was > 1, "flood": "flood" in globals(),
+}))"""
+
 RUNAWAY = """\
 open("/mnt/data/notes.txt", "w").write("written before the flood")
+tides["level"] = 0.0                      # first spoil the table,
 flood = []
 while True:
-    flood.append(bytearray(8 << 20))      # 8 MiB more, and more, and more"""
+    flood.append(bytearray(8 << 20))      # then take 8 MiB more, and more, and more"""
+
+SEGFAULT = """\
+del tides, buoy, tick                     # first throw it all away,
+import ctypes
+ctypes.string_at(0)                       # then read from address 0"""
 
 LOOP = """\
-answer = 42
+buoy.close(); tides = None
 while True: pass"""
 
 STRAY = """\
@@ -133,8 +164,10 @@ def show(*, home: Path | None, env: str | None, save: Path | None) -> int:
         _isolation(stage, session)
         _plot(stage, session, pictures)
         _attacks(stage, session)
-        _runaway(stage, session)
-        _deadline(stage, session)
+        before = _work(stage, session)
+        _runaway(stage, session, before)
+        _segfault(stage, session, before)
+        _deadline(stage, session, before)
         _stray(stage, session)
     stage.promise("nothing stays behind", f"the session's disk is gone: {workspace.name}", not workspace.exists())
     stage.chapter("Promised, and checked")
@@ -195,7 +228,7 @@ def _isolation(stage: _Show, session: Session) -> None:
     rows.add_row("  namespaces", f"{' '.join(own)}: not the host's")
     rows.add_row("  capabilities", "none, and none to be had" if bare else "SOME")
     rows.add_row("  system calls", "an allow-list (seccomp), no new privileges" if locked else "NOT FILTERED")
-    rows.add_row("  memory", f"{_MEMORY_MIB} MiB and not a byte more, kept by: {run.memory_cap}")
+    rows.add_row("  memory", f"{_MEMORY_MIB} MiB, kept by: {run.memory_cap}")
     stage.screen.print(rows)
     stage.promise("six namespaces of its own", " ".join(own), len(own) == len(_NAMESPACES))
     stage.promise(
@@ -243,45 +276,89 @@ def _attacks(stage: _Show, session: Session) -> None:
     )  # fmt: skip
 
 
-def _runaway(stage: _Show, session: Session) -> None:
-    stage.chapter("A runaway cell")
-    stage.code(RUNAWAY)
-    before = session.generation
-    run = session.run(RUNAWAY)
-    code = run.error.code if run.error else "nothing"
-    stage.say(f"[bold red]{escape(code)}[/bold red] after {run.duration_s * 1000:.0f} ms")
+class _Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cell came to grief, and what was there afterwards."""
+
+    run: Run
+    back_ms: float
+    """From the end of the cell to the answer, with memory rolled back."""
+    found: str
+
+
+def _work(stage: _Show, session: Session) -> str:
+    stage.chapter("Something to lose")
+    stage.code(WORK)
+    session.run(WORK)
+    before = _look(session)
+    stage.say(f"as of now: {escape(before)}")
+    return before
+
+
+def _runaway(stage: _Show, session: Session, before: str) -> None:
+    ending = _ruin(stage, session, "A runaway cell", RUNAWAY, before=before)
+    code, peak = _code(ending.run), ending.run.peak_memory_bytes
+    # The cap is the kernel's own; the reserve is for what its snapshot holds of pages that the cell rewrote.
+    within = (peak or 0) <= (_MEMORY_MIB << 20) + Limits(memory_bytes=_MEMORY_MIB << 20).snapshot_reserve_bytes
+    seen = code if peak is None else f"{code}; {peak / (1 << 20):.0f} MiB at most, its snapshot included"
+    stage.promise("a runaway cell ends at its memory cap", seen, code == "out_of_memory" and within)
+    _promise_memory(stage, session, ending, before)
+    notes = session.run("open('/mnt/data/notes.txt').read()").text
+    stage.promise("files stay as the cell left them", f"notes.txt: {notes}", notes == "'written before the flood'")
+
+
+def _segfault(stage: _Show, session: Session, before: str) -> None:
+    ending = _ruin(stage, session, "A segfault", SEGFAULT, before=before)
+    error = ending.run.error
+    named = error is not None and "SIGSEGV" in error.message
+    stage.promise("a crash is named", f"{_code(ending.run)}: signal 11 (SIGSEGV)" if named else "not named", named)
+    _promise_memory(stage, session, ending, before)
+
+
+def _deadline(stage: _Show, session: Session, before: str) -> None:
+    ending = _ruin(stage, session, "A deadline", LOOP, before=before, timeout=1)
+    code, seconds = _code(ending.run), ending.run.duration_s
+    stage.promise("a deadline ends a cell", f"{code} after {seconds:.2f} s of 1 s", code == "timeout" and seconds < 4)
+    _promise_memory(stage, session, ending, before)
+
+
+def _ruin(stage: _Show, session: Session, title: str, code: str, *, before: str, timeout: float = 20) -> _Ending:
+    """Run a cell that spoils everything and then fails; look what is left."""
+    stage.chapter(title)
+    stage.code(code)
+    session.names()  # by now the snapshot is taken, as it would be after any moment of thought
+    began = time.monotonic()
+    run = session.run(code, timeout=timeout)
+    ending = _Ending(run=run, back_ms=1000 * (time.monotonic() - began - run.duration_s), found=_look(session))
+    stage.say(f"[bold red]{escape(_code(run))}[/bold red] after {run.duration_s * 1000:.0f} ms")
     if run.error is not None:
         stage.quote(f"{run.error.message}\nhint: {run.error.hint}")
-    seen: str = code
-    if run.peak_memory_bytes is not None:
-        seen += f", with at most {run.peak_memory_bytes / (1 << 20):.0f} MiB in use"
-    within = (run.peak_memory_bytes or 0) <= _MEMORY_MIB << 20
-    stage.promise("killed at its memory cap, with the reason", seen, code == "out_of_memory" and within)
-    began = time.monotonic()
-    after = session.run("open('/mnt/data/notes.txt').read()")
-    stage.say(
-        f"and the session goes on, generation {session.generation}: {1000 * (time.monotonic() - began):.0f} ms later "
-        f"notes.txt says {escape(str(after.text))}"
-    )
-    stage.promise(
-        "the session goes on, files stay", f"generation {before} → {session.generation}, {after.text}",
-        session.generation == before + 1 and after.text == "'written before the flood'",
-    )  # fmt: skip
+    verdict = "[bold green]all of it is back[/bold green]" if ending.found == before else "[bold red]changed[/bold red]"
+    stage.say(f"{verdict} after [bold]{ending.back_ms:.0f} ms[/bold]: {escape(ending.found)}")
+    return ending
 
 
-def _deadline(stage: _Show, session: Session) -> None:
-    stage.chapter("A deadline")
-    stage.code(LOOP)
-    run = session.run(LOOP, timeout=1)
-    code = run.error.code if run.error else "nothing"
-    after = session.run("answer")
-    message = run.error.message if run.error else ""
-    stage.say(f"[bold red]{escape(code)}[/bold red] after {run.duration_s:.2f} s, asked to be done after 1 s")
-    stage.quote(message)
+def _promise_memory(stage: _Show, session: Session, ending: _Ending, before: str) -> None:
     stage.promise(
-        "a deadline ends a cell", f"{code} after {run.duration_s:.2f} s", code == "timeout" and run.duration_s < 4
+        "  and every variable is still there",
+        f"{ending.run.memory} in {ending.back_ms:.0f} ms, generation {session.generation}",
+        ending.found == before and ending.run.memory == "restored" and session.generation == 1,
     )
-    stage.promise("and its variables are kept", f"answer = {after.text}", after.text == "42")
+
+
+def _look(session: Session) -> str:
+    """The state of what there is to lose, as one line: equal lines, equal state."""
+    run = session.run(LOOK)
+    if run.error is not None:
+        return f"{run.error.name}: {run.error.message}"
+    seen = json.loads(run.stdout)
+    table = f"the table ({', '.join(seen['columns'])}) has checksum {seen['checksum']}"
+    thread = f"the thread {'ticks' if seen['ticking'] else 'HAS STOPPED'}"
+    flood = ", and THE FLOOD STAYED" if seen["flood"] else ""
+    return f"{table}, the generator is at {seen['buoy']}, {thread}{flood}"
+
+
+def _code(run: Run) -> str:
+    return run.error.code if run.error else "nothing"
 
 
 def _stray(stage: _Show, session: Session) -> None:
@@ -291,5 +368,5 @@ def _stray(stage: _Show, session: Session) -> None:
     names = [f"{stray.name} ({stray.outcome})" for stray in run.strays]
     left = session.run(STILL_THERE).text
     stage.say(f"left behind by the cell: [bold]{escape(', '.join(names)) or 'nothing'}[/bold]")
-    kept = names == ["sleep 1000 (killed)"] and left == "0"
-    stage.promise("left-over processes are killed and named", f"{', '.join(names)}; {left} still run", kept)
+    kept = names == ["sleep 1000 (killed)", "clock (frozen)"] and left == "0"
+    stage.promise("nothing runs in the background", f"{', '.join(names)}", kept)

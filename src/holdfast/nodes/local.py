@@ -25,7 +25,7 @@ from holdfast.sandbox import cgroups, namespaces
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _PACKAGE = Path(__file__).parents[1]
-_KEEPER = "import sys; sys.path.append(sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
+_KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
 
 _decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
 
