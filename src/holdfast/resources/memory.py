@@ -43,10 +43,11 @@ class Protection:
         self._ceiling = cap_bytes + reserve_bytes
         self._soft = cap_bytes // 10 * 9
         self._slack = max(16 << 20, cap_bytes // 16)
-        self._allowed = cap_bytes
+        watch = cgroup.watch_memory(soft_bytes=self._soft, cap_bytes=cap_bytes)
+        self._resting = self._allowed = watch.resting_bytes if watch else cap_bytes
         self._warned_at: float | None = None
         self._had_grace = False
-        if (watch := cgroup.watch_memory(self._soft)) is not None:
+        if watch is not None:
             kernel.watch_memory(watch)
 
     @property
@@ -60,7 +61,7 @@ class Protection:
         self.unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
         self._warned_at, self._had_grace = None, False
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
-            self._allow(self._cap)
+            self._allow(self._resting)
 
     async def roll_back(self) -> wire.Woken | None:
         """Put the snapshot in the kernel's place. None: there is none, or it did not come up; memory is lost."""

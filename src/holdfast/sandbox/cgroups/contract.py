@@ -79,6 +79,8 @@ class MemoryWatch(NamedTuple):
     fd: int
     epoll_events: int
     acknowledge: Callable[[], object]
+    resting_bytes: int
+    """The level (see `allow`) at which it tells: the cap, or below it where only that level tells."""
 
 
 class Cgroup(ABC):
@@ -136,12 +138,12 @@ class Cgroup(ABC):
         """Move the level at which processes are held up, between the cap and cap plus reserve."""
         self.set_memory(memory_bytes)
 
-    def watch_memory(self, soft_bytes: int) -> "MemoryWatch | None":
+    def watch_memory(self, *, soft_bytes: int, cap_bytes: int) -> "MemoryWatch | None":
         """Be told when the session passes `soft_bytes`, and when it is held up at its cap instead of killed."""
         return None
 
     def is_held_up(self) -> bool:
-        """Whether processes wait for memory that they do not get."""
+        """Whether processes are made to wait because they are at the level set by `allow`."""
         return False
 
     def over_cap(self) -> bool:

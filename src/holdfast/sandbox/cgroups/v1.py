@@ -233,14 +233,14 @@ class V1Cgroup(Cgroup):
         stat = kernfs.read(f"{self._memory}/memory.stat")
         return self.memory_now_bytes() - kernfs.keyed(stat, "cache") + kernfs.keyed(stat, "shmem")
 
-    def watch_memory(self, soft_bytes: int) -> MemoryWatch:
+    def watch_memory(self, *, soft_bytes: int, cap_bytes: int) -> MemoryWatch:
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # 1: whoever faults above the cap waits for memory, or for our SIGKILL, instead of being killed.
         kernfs.write(f"{self._memory}/memory.oom_control", 1)
         self._register(event, "memory.oom_control", "")
         self._register(event, "memory.usage_in_bytes", str(soft_bytes))
         self._watch_fd = event
-        return MemoryWatch(event, select.EPOLLIN, lambda: os.eventfd_read(event))
+        return MemoryWatch(event, select.EPOLLIN, lambda: os.eventfd_read(event), cap_bytes)
 
     def _register(self, event: int, name: str, argument: str) -> None:
         fd = os.open(f"{self._memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)

@@ -211,11 +211,15 @@ class V2Cgroup(Cgroup):
         # Not a wall but deep mud: whoever allocates above it is made to sleep, longer and longer.
         kernfs.write(f"{self._path}/memory.high", memory_bytes)
 
-    def watch_memory(self, soft_bytes: int) -> MemoryWatch:
+    def watch_memory(self, *, soft_bytes: int, cap_bytes: int) -> MemoryWatch:
         self.allow(soft_bytes)
         fd = self._watch_fd = os.open(f"{self._path}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
         kernfs.read_kept(fd)
-        return MemoryWatch(fd, select.EPOLLPRI, lambda: kernfs.read_kept(fd))
+        return MemoryWatch(fd, select.EPOLLPRI, lambda: kernfs.read_kept(fd), soft_bytes)
+
+    def is_held_up(self) -> bool:
+        level = kernfs.read(f"{self._path}/memory.high").strip()
+        return level != "max" and self.memory_now_bytes() >= int(level)
 
     def join_fds(self) -> list[int]:
         return [kernfs.open_procs(self._path)]
