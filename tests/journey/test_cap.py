@@ -60,8 +60,10 @@ def test_a_cell_that_rewrites_most_of_the_cap_in_place_survives(capped: Session)
 
 
 def test_what_a_run_leaves_is_killed_and_the_rest_is_frozen(capped: Session) -> None:
-    run = capped.run("import subprocess, threading\nsubprocess.Popen(['sleep', '100'])\n"
-                     "threading.Thread(target=time.sleep, args=(100,), name='napper', daemon=True).start()")  # fmt: skip
+    run = capped.run(
+        "import subprocess, threading\nsubprocess.Popen(['sleep', '100'])\n"
+        "threading.Thread(target=time.sleep, args=(100,), name='napper', daemon=True).start()"
+    )
 
     assert [(stray.kind, stray.name, stray.outcome) for stray in run.strays] == [
         ("process", "sleep 100", "killed"),
