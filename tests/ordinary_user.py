@@ -44,13 +44,14 @@ def prepare() -> None:
     python = PLACE / "venv/bin/python"
     if not python.exists():
         subprocess.run([UV, "venv", "--quiet", "--python", "/usr/bin/python3", PLACE / "venv"], check=True)
+    shutil.rmtree(CLONE / "build", ignore_errors=True)  # what an older build left must not be installed
     install = [UV, "pip", "install", "--quiet", "--python", python, "--group", "dev"]
     subprocess.run([*install, "--reinstall-package", "holdfast", "."], check=True, cwd=CLONE)
     home = PLACE / "home"
     subprocess.run([python, "-m", "holdfast.cli.progress", "--home", home], check=True)
     for directory in (home, home / "envs"):
         os.chown(directory, UID, UID)
-    for name in ("tests", "pyproject.toml"):
+    for name in ("tests", "docs", "pyproject.toml"):
         target = PLACE / name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(CLONE / name, target) if (CLONE / name).is_dir() else shutil.copy(CLONE / name, target)
@@ -62,6 +63,7 @@ def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
         "HOME": str(PLACE / "home"),
         "HOLDFAST_HOME": str(PLACE / "home"),
         "LANG": "C.UTF-8",
+        "HOLDFAST_STRESS_KILLS": "150",
     }
     become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
     if prefix:

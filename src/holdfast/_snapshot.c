@@ -371,10 +371,10 @@ static long fork_sibling(void) {
 }
 
 /* Under memory pressure the kernel is to die, and not the copy that could replace it. */
-static void step_back_from_oom(void) {
+static void set_oom_score(const char *value, size_t length) {
     int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (score < 0) return;
-    if (write(score, "0", 1) < 0) { /* it stays as likely a victim as the kernel: no harm but the obvious one */ }
+    if (write(score, value, length) < 0) { /* it stays as likely a victim as the kernel: no harm but the obvious one */ }
     close(score);
 }
 
@@ -383,13 +383,14 @@ static void step_back_from_oom(void) {
 static void sleep_until_woken(int wake_fd) {
     char message[64];
     long size;
-    step_back_from_oom();
+    set_oom_score("0", 1);
     if (SYS3(SYS_prctl, PR_SET_DUMPABLE, 0, 0) != 0) SYS2(SYS_exit_group, 1, 0);
     if (sys6(SYS_sendto, wake_fd, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) != 6) SYS2(SYS_exit_group, 1, 0);
     do size = sys6(SYS_recvfrom, wake_fd, (long)message, sizeof message, 0, 0, 0);
     while (size == -EINTR);
     if (size <= 0) SYS2(SYS_exit_group, 0, 0); /* the host is gone, or the descriptor is */
     SYS3(SYS_prctl, PR_SET_DUMPABLE, 1, 0);
+    set_oom_score("500", 3); /* it is the kernel now; after DUMPABLE, which decides who may write there */
 }
 
 static PyObject *refuse(int error, const char *what) {

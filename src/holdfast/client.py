@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import anyio
 import anyio.to_thread
@@ -63,7 +63,7 @@ class AsyncSession:
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
         self._env = env
-        self._mode = mode
+        self._mode = _mode(mode)
         self._report = report
         self._service: Service | None = None
         self._live: LiveSession | None = None
@@ -112,6 +112,7 @@ class AsyncSession:
         """
         emit = _emitter(on_stdout, on_stderr, on_display)
         session, timeout_s = self._session, self._timeout_s(timeout)
+        mode = None if mode is None else _mode(mode)
         return await engine.run(lambda: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit))
 
     async def shell(
@@ -220,6 +221,7 @@ class Session:
         The callbacks see output while the cell runs, in the calling thread. Ctrl-C interrupts the cell.
         """
         session, timeout_s = self._session._session, self._session._timeout_s(timeout)
+        mode = None if mode is None else _mode(mode)
         return self._watched(
             lambda emit: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit), on_stdout, on_stderr, on_display
         )
@@ -360,3 +362,9 @@ def _limits(*, memory: int | str, timeout: float | str, cpus: float, processes: 
         memory_bytes=parse_bytes(memory, name="memory"), timeout_s=parse_seconds(timeout, name="timeout"),
         cpus=cpus, processes=processes, disk_bytes=parse_bytes(disk, name="disk"),
     )  # fmt: skip
+
+
+def _mode(mode: Mode) -> Mode:
+    if mode not in get_args(Mode):
+        raise InvalidSetting(f"mode={mode!r} is not a mode", hint='write "strict" or "notebook"')
+    return mode

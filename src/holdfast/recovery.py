@@ -119,8 +119,9 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
 
 def _last_line_in_cell(location: str) -> int | None:
     """From what faulthandler wrote: most recent call first."""
-    found = re.search(r'File "<ipython-input-[^"]*", line (\d+)', location)
-    return int(found[1]) if found else None
+    found = re.findall(r'File "(<ipython-input-[^"]*)", line (\d+)', location)
+    # The outermost is the cell that runs; further in may be functions of earlier cells, with lines of their own.
+    return next((int(line) for name, line in found if name == found[-1][0]), None)
 
 
 def _cause(outcome: Outcome) -> str:

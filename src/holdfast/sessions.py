@@ -20,7 +20,7 @@ from holdfast.environments import Environment
 from holdfast.errors import InvalidSetting, KernelStartFailed, SessionClosed
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
-from holdfast.kernel.client import Died, Gone, Kernel
+from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput, forget_oldest_logs, log_file
 from holdfast.model import (
@@ -410,12 +410,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 async def _question(kernel: Kernel, request: wire.Message, kind: type[Reply]) -> Reply | None:
     with anyio.move_on_after(_QUICK_S):
         await kernel.send(request)
-        while True:
-            for event in await kernel.wait(None):
-                if isinstance(event, kind):
-                    return event
-                if isinstance(event, (Died, Gone)):
-                    return None
+        return await kernel.expect(kind)
     return None
 
 

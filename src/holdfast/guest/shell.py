@@ -165,7 +165,8 @@ class GuestShell(InteractiveShell):
     def _render(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, offset: int | None
     ) -> list[str]:
-        if not (isinstance(error, SyntaxError) or _holds_group(error) or _is_deep(trace)):
+        # Out of memory, IPython's form is too dear: it parses each library file on the way.
+        if not (isinstance(error, (SyntaxError, MemoryError)) or _holds_group(error) or _is_deep(trace)):
             try:
                 if hasattr(error, "_render_traceback_"):
                     return [str(line) for line in error._render_traceback_()]
@@ -195,9 +196,13 @@ class GuestShell(InteractiveShell):
         return _message(error)
 
     def _line_of(self, error: BaseException) -> int | None:
-        trace, line = error.__traceback__, None
+        """Of the cell that ran, which comes first: further in may be functions of earlier cells."""
+        trace, line, cell = error.__traceback__, None, None
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename in self.compile._filename_map:
+            name = trace.tb_frame.f_code.co_filename
+            if cell is None and name in self.compile._filename_map:
+                cell = name
+            if name == cell:
                 line = trace.tb_lineno
             trace = trace.tb_next
         return line

@@ -31,11 +31,13 @@ class Snapshots:
 
     def take(self) -> wire.Snapped | wire.Woken:
         """In the original: whether there is a copy now. In the copy, much later: that it is awake."""
-        offsets = _offsets()
         try:
+            offsets = _offsets()
             pid, threads = self._fork()
         except OSError as error:
             return wire.Snapped(reason=str(error.strerror or error))
+        except Exception as error:  # a cell may have patched `os`: that costs protection, and not the kernel
+            return wire.Snapped(reason=f"{type(error).__name__}: {error}")
         if pid:
             return wire.Snapped(pid=pid, threads=threads)
         for fd, offset in offsets.items():

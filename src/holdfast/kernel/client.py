@@ -92,6 +92,7 @@ class Kernel:
         self._early: list[Happening] = []
         self._pidfds: dict[int, int] = {}
         self._pid_inside = 0
+        self._reaped: set[int] = set()
         self._control = control
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
@@ -157,11 +158,17 @@ class Kernel:
         self._epoll.register(watch.fd, watch.epoll_events)
 
     def is_alive(self) -> bool:
-        alive = select.poll()
-        if self.pid not in self._pidfds:
+        return self._lives(self.pid)
+
+    def has_snapshot(self) -> bool:
+        return self.snapshot is not None and self._lives(self.snapshot.pid)
+
+    def _lives(self, pid: int) -> bool:
+        if pid not in self._pidfds:
             return False
-        alive.register(self._pidfds[self.pid], select.POLLIN)
-        return not alive.poll(0)
+        ended = select.poll()
+        ended.register(self._pidfds[pid], select.POLLIN)
+        return not ended.poll(0)
 
     def interrupt(self) -> bool:
         """Send SIGINT; False if it would be lost, because the cell has not begun (the guest ignores it then)."""
@@ -197,16 +204,21 @@ class Kernel:
     async def take_snapshot(self, timeout_s: float) -> str | None:
         """Have the kernel fork a frozen copy; the one before it is dropped. None, or why there is none now."""
         before, self.snapshot = self.snapshot, None
+        self._reaped.clear()
         try:
+            self._epoll.register(self._wake.fileno(), select.EPOLLIN)
             with anyio.fail_after(timeout_s):
                 await self.send(wire.TakeSnapshot())
-                snapped = await self._expect(wire.Snapped)
+                snapped = await self.expect(wire.Snapped)
                 if snapped is None or snapped.pid == 0:
                     return snapped.reason if snapped else "the kernel is gone"
-                sleeper = await self._wait_asleep()
+                sleeper = await self._wait_asleep(snapped.pid)
+                if sleeper is None:
+                    return "the snapshot ended before it slept"
         except TimeoutError:
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
+            self._epoll.unregister(self._wake.fileno())
             await self._bury(before)
         self.snapshot = Snapshot(sleeper, snapped.pid)
         return None
@@ -219,19 +231,18 @@ class Kernel:
         self._discard_leftovers()
         self._part_from(self.pid)
         try:
+            self._signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it
             self._wake.send(b"wake")
             with anyio.fail_after(timeout_s):
                 self.pid, self._pid_inside = snapshot.pid, snapshot.pid_inside
-                return await self._expect(wire.Woken)
+                return await self.expect(wire.Woken)
         except (TimeoutError, OSError):
             return None
 
-    def drop_snapshot(self) -> None:
-        """Give up the snapshot and its memory."""
-        if self.snapshot is not None:
-            self._signal(self.snapshot.pid, signal.SIGKILL)
-            self._part_from(self.snapshot.pid)
-            self.snapshot = None
+    async def drop_snapshot(self) -> None:
+        """Give up the snapshot and its memory, which is free when this returns."""
+        snapshot, self.snapshot = self.snapshot, None
+        await self._bury(snapshot)
 
     async def _bury(self, snapshot: Snapshot | None) -> None:
         """Kill it and wait until it is gone: who is frozen while he dies keeps his memory until the thaw."""
@@ -242,28 +253,43 @@ class Kernel:
             await anyio.wait_readable(self._pidfds[snapshot.pid])
         self._part_from(snapshot.pid)
 
-    async def _expect(self, kind: type[Reply]) -> Reply | None:
+    async def expect(self, kind: type[Reply]) -> Reply | None:
         """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
         while True:
+            found: Reply | None = None
+            lost = False
             for event in await self.wait(None):
-                if isinstance(event, kind):
-                    return event
-                if isinstance(event, (Died, Gone)):
-                    return None
-                if isinstance(event, Printed):
+                if found is None and isinstance(event, kind):
+                    found = event
+                elif isinstance(event, (Printed, Died, Gone)):  # the next run is to learn of it
                     self._early.append(event)
+                    lost = lost or not isinstance(event, Printed)
+            if found is not None or lost:
+                return found
 
-    async def _wait_asleep(self) -> int:
-        while True:
-            await anyio.wait_readable(self._wake)
-            word, pid = _receive(self._wake, 64)
-            # Not the kernel itself, which holds the same socket; and not one that is dead already.
-            if word == b"asleep" and pid != self.pid and self._meet(pid) in self._pidfds:
+    async def _wait_asleep(self, pid_inside: int) -> int | None:
+        """The sleeper's pid. Any process of the session can write to this socket: only the one that the kernel named,
+        by the number that Linux attests, is heard. None: it ended, or the socket is shut."""
+        while not (pid_inside in self._reaped or any(isinstance(event, (Died, Gone)) for event in self._early)):
+            await anyio.wait_readable(self._epoll)
+            try:
+                word, pid = _receive(self._wake, 64)
+            except wire.ProtocolViolation:
+                continue
+            except BlockingIOError:
+                events = self.collect()  # which hands out `_early` and begins a new one
+                self._early.extend(events)
+                continue
+            if not word:
+                return None
+            if word == b"asleep" and _number_inside(pid) == pid_inside and self._meet(pid) in self._pidfds:
                 return pid
+        return None
 
     def _discard_leftovers(self) -> None:
         """What the dead kernel sent and nobody read, whole or in part."""
         self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
+        self._early = [event for event in self._early if isinstance(event, Printed)]
         with suppress(OSError, wire.ProtocolViolation):
             while _receive(self._control, wire.PACKET_BYTES + 1)[0]:
                 pass
@@ -321,6 +347,7 @@ class Kernel:
                     return [*deaths, Gone("its pid 1 is gone")]
                 self.init_pid = self.init_pid or self._meet(pid)
                 reaped, status = _REPORT.unpack(report)
+                self._reaped.add(reaped)
                 if reaped and reaped == self._pid_inside:
                     deaths.append(Died(status))
                 elif self.snapshot is not None and reaped == self.snapshot.pid_inside:
@@ -378,3 +405,12 @@ def _receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return data, _CREDENTIALS.unpack(value)[0]
     return data, 0
+
+
+def _number_inside(pid: int) -> int:
+    """A process's number in its own pid namespace; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return next(int(line.split()[-1]) for line in status if line.startswith("NSpid:"))
+    except (OSError, StopIteration):
+        return 0

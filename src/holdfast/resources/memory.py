@@ -36,7 +36,7 @@ class Protection:
     """Guards one kernel's snapshot and its cap."""
 
     def __init__(self, kernel: Kernel, cgroup: Cgroup, *, cap_bytes: int, reserve_bytes: int) -> None:
-        self.unprotected: str | None = "the kernel is new: there is nothing to protect yet"
+        self._unprotected: str | None = "the kernel is new: there is nothing to protect yet"
         self._kernel = kernel
         self._cgroup = cgroup
         self._cap = cap_bytes
@@ -51,6 +51,11 @@ class Protection:
             kernel.watch_memory(watch)
 
     @property
+    def unprotected(self) -> str | None:
+        """Why there is no snapshot to fall back to."""
+        return self._unprotected or (None if self._kernel.has_snapshot() else "the snapshot was killed")
+
+    @property
     def keep(self) -> set[int]:
         """Processes that are no strays."""
         snapshot = self._kernel.snapshot
@@ -58,22 +63,21 @@ class Protection:
 
     async def renew(self) -> None:
         """Take a snapshot of the kernel as it is now, in place of the one before."""
-        self.unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
+        self._unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
         self._warned_at, self._had_grace = None, False
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
             self._allow(self._resting)
 
     async def roll_back(self) -> wire.Woken | None:
         """Put the snapshot in the kernel's place. None: there is none, or it did not come up; memory is lost."""
-        if self._kernel.snapshot is None:
-            self.unprotected = self.unprotected or "the snapshot was killed"
+        if not self._kernel.has_snapshot():
             return None
         self._kernel.kill()
         keep = self.keep - {self._kernel.pid}
         await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
         woken = await self._kernel.wake_snapshot(_WAKE_S)
         if woken is None:
-            self.unprotected = "the snapshot did not wake"
+            self._unprotected = "the snapshot did not wake"
         return woken
 
     async def __call__(self) -> Stop | None:
@@ -82,13 +86,18 @@ class Protection:
         held_up = self._cgroup.is_held_up()
         if now < self._soft and not held_up:
             return None
+        # In this order: what is copied between the two looks counts for the cell, and never against it.
+        pinned = self._cgroup.memory_pinned_bytes()
         copies = await self._copies()
-        own = self._cgroup.memory_pinned_bytes() - copies
-        if own >= self._soft and self._warned_at is None:
+        own = pinned - copies
+        hog = self._larger_child() if own >= self._soft else None
+        if own >= self._soft and hog is None and self._warned_at is None:
             self._warned_at = time.monotonic()
             self._kernel.ask_location()  # once it is held up it cannot answer
             self._kernel.warn_of_memory()
-        if own >= self._cap and self._kill_larger_child():
+        if own >= self._cap and hog is not None:
+            with suppress(ProcessLookupError):
+                os.kill(hog, signal.SIGKILL)
             return None
         if not held_up:
             too_long = self._warned_at is not None and time.monotonic() - self._warned_at > _HEED_S
@@ -96,17 +105,13 @@ class Protection:
         # A process that is held up cannot raise anything: whoever is above the cap gets room to do so, once.
         may_go_on = own < self._cap or not self._had_grace
         self._had_grace = self._had_grace or own >= self._cap
-        return None if may_go_on and self._make_room(now, copies) else self._out_of_memory(own)
+        return None if may_go_on and await self._make_room(now, copies) else self._out_of_memory(own)
 
-    def _kill_larger_child(self) -> bool:
+    def _larger_child(self) -> int | None:
         """Whoever took more than the kernel itself goes first, as the system's own choice would be."""
         sizes = {pid: anonymous_bytes(pid) for pid in self._cgroup.pids() if pid not in self.keep}
         hog = max(sizes, key=lambda pid: sizes[pid], default=None)
-        if hog is None or sizes[hog] <= anonymous_bytes(self._kernel.pid):
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(hog, signal.SIGKILL)
-        return True
+        return None if hog is None or sizes[hog] <= anonymous_bytes(self._kernel.pid) else hog
 
     def _out_of_memory(self, own: int) -> Stop:
         held, cap = own >> 20, self._cap >> 20
@@ -117,14 +122,14 @@ class Protection:
         snapshot = self._kernel.snapshot
         return 0 if snapshot is None else await anyio.to_thread.run_sync(private_bytes, snapshot.pid)
 
-    def _make_room(self, now: int, copies: int) -> bool:
+    async def _make_room(self, now: int, copies: int) -> bool:
         """From the reserve; and when that is used up, by giving up the snapshot."""
         wanted = max(self._cap, now) + self._slack
         if wanted <= self._ceiling:
             self._allow(wanted)
         elif self._kernel.snapshot is not None and copies > 0:
-            self._kernel.drop_snapshot()
-            self.unprotected = _DROPPED
+            await self._kernel.drop_snapshot()
+            self._unprotected = _DROPPED
         else:
             return False
         return True
