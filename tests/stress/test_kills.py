@@ -13,6 +13,8 @@ from holdfast import Run, Session
 from holdfast.sandbox.cgroups import Cgroup
 
 KILLS = int(os.environ.get("HOLDFAST_STRESS_KILLS", "1000"))
+EMULATED = "HOLDFAST_EMULATED" in os.environ
+"""On an emulated processor scikit-learn crashes in plain Python too, without Holdfast: it is left out there."""
 MEMORY = "1G"
 
 SET_UP = """
@@ -116,8 +118,12 @@ OFTEN = ("SIGKILL", "exit", "SEGV", "abort", "exception")
 @pytest.fixture(scope="module")
 def busy() -> Iterator[Session]:
     with Session(memory=MEMORY, timeout=120) as session:
-        ok(session.run(SET_UP))
+        ok(session.run(_without_sklearn(SET_UP) if EMULATED else SET_UP))
         yield session
+
+
+def _without_sklearn(code: str) -> str:
+    return "".join(line for line in code.splitlines(keepends=True) if "HistGradient" not in line)
 
 
 def ok(run: Run) -> Run:
@@ -139,7 +145,7 @@ def test_everything_comes_back_after_every_kind_of_death(busy: Session) -> None:
             ok(busy.run(STEP))
             good, drawn = good + 1, expected.random()
         if kill % 5 == 0:
-            state = ok(busy.run(CHECK)).text
+            state = ok(busy.run(_without_sklearn(CHECK) if EMULATED else CHECK)).text
             assert state is not None
             assert state.startswith(f"({good}, ")
             assert drawn is None or repr(drawn) in state

@@ -59,6 +59,7 @@ def test_the_suite_passes_on_cgroup_v2(tmp_path: Path) -> None:
         environment={
             "HOLDFAST_EXPECT_CGROUP": "v2",
             "HOLDFAST_HOME": HOME,
+            "HOLDFAST_EMULATED": "1",
             "HOLDFAST_STRESS_KILLS": str(KILLS),
         },
         exchange=tmp_path,
