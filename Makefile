@@ -11,6 +11,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Most tests wait for a deadline or a death; a file's tests stay together, and each worker has a home of its own.
+TWO_AT_ONCE := -n 2 --dist loadfile
 export HOLDFAST_HOME := $(CURDIR)/.home
 
 help:
@@ -20,7 +22,8 @@ demo: .stamps/guests
 	@$(BIN)/holdfast demo
 
 test: .stamps/lint .stamps/guests .stamps/vm
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/unit tests/journey tests/escape $(TWO_AT_ONCE)
+	$(BIN)/python -m pytest tests/stress tests/vm
 	$(BIN)/python tests/ordinary_user.py
 
 check: .stamps/lint
@@ -28,6 +31,7 @@ check: .stamps/lint
 
 bench: .stamps/guests .stamps/bench
 	$(BIN)/python -m bench.kernels
+	$(BIN)/python -m bench.snapshots
 
 clean:
 	rm -rf .venv .stamps build dist

@@ -8,7 +8,20 @@ import pytest
 
 os.environ.setdefault("HOLDFAST_HOME", str(Path(__file__).parents[1] / ".home"))
 
-from holdfast import Session
+
+def _home_of_worker(shared: Path, worker: str) -> Path:
+    """A home has one owner: each worker of pytest-xdist has its own, with the one environment in it."""
+    home = shared / "workers" / worker
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "envs").exists():
+        (home / "envs").symlink_to(shared / "envs")
+    return home
+
+
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["HOLDFAST_HOME"] = str(_home_of_worker(Path(os.environ["HOLDFAST_HOME"]), worker))
+
+from holdfast import Session  # noqa: E402 (after its home is named)
 
 
 @pytest.fixture

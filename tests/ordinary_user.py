@@ -32,7 +32,7 @@ def main() -> int:
     prepare()
     delegation.delegate(UID, pid=os.getpid())
     try:
-        code = run_suite(sys.argv[1:] or ["tests"])
+        code = run_suite(sys.argv[1:] or ["-n", "2", "--dist", "loadfile", "tests"])
         return code or run_suite_with_two_ids(sys.argv[1:] or WITH_TWO_IDS)
     finally:
         delegation.undelegate(UID)
