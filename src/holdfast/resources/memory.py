@@ -47,6 +47,8 @@ class Protection:
         self._resting = self._allowed = watch.resting_bytes if watch else cap_bytes
         self._warned_at: float | None = None
         self._had_grace = False
+        self._dying = 0
+        """A child that was killed for its size; its memory is on its way back."""
         if watch is not None:
             kernel.watch_memory(watch)
 
@@ -84,7 +86,7 @@ class Protection:
         """The guard: looked at when memory is short, and at every tick."""
         now = self._cgroup.memory_now_bytes()
         held_up = self._cgroup.is_held_up()
-        if now < self._soft and not held_up:
+        if (now < self._soft and not held_up) or self._dying in self._cgroup.pids():
             return None
         # In this order: what is copied between the two looks counts for the cell, and never against it.
         pinned = self._cgroup.memory_pinned_bytes()
@@ -96,6 +98,7 @@ class Protection:
             self._kernel.ask_location()  # once it is held up it cannot answer
             self._kernel.warn_of_memory()
         if own >= self._cap and hog is not None:
+            self._dying = hog
             with suppress(ProcessLookupError):
                 os.kill(hog, signal.SIGKILL)
             return None
