@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bench.machine import children_of, descendants_of, memory_kib, private_bytes, pss_bytes
-from holdfast import Session
+from holdfast import Session, engine
 from holdfast.config import default_home
 from holdfast.sessions import LiveSession
 
@@ -87,7 +87,7 @@ def gather(count: int, *, cell: str, progress: Callable[[str], None]) -> Crowd:
     return Crowd(
         sessions=count, created_s=created_s, idle_pss_bytes=idle, ran_s=ran_s, used_pss_bytes=used,
         used_private_bytes=private, taken_from_machine_bytes=taken, host_fds=host_fds, closed_s=closed_s,
-        left=leftovers(supervision),
+        left=_leftovers_without_spares(supervision),
     )  # fmt: skip
 
 
@@ -120,6 +120,15 @@ def each(items: Iterable[T], do: Callable[[T], R]) -> list[R]:
 
 def memory_of(session: Session, kind: Callable[[int], int] = pss_bytes) -> int:
     return sum(kind(pid) for pid in pids_of(session))
+
+
+def _leftovers_without_spares(supervision: Supervision) -> dict[str, list[str]]:
+    """The session that is kept ready for whoever comes next is no left-over."""
+    time.sleep(1)
+    running = engine._running()
+    for _, service in running._services.values():
+        engine.wait(service.end_spares)
+    return leftovers(supervision)
 
 
 def leftovers(supervision: Supervision) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from statistics import mean
 import msgspec
 from rich.console import Console
 
-from bench import anatomy, crowd, machine, report
+from bench import crowd, machine, report
 from bench.jupyter import JupyterKernel, bytecode_is_compiled
 from bench.report import Figure, Report, timing
 from holdfast import AsyncSession, Session, engine
@@ -84,8 +84,6 @@ def measure(plan: Plan, command: str, progress: Callable[[str], None]) -> Report
     progress("round trips measured")
     measure_memory(plan, result)
     progress("memory measured")
-    for step, taken_ms in anatomy.of_a_start(plan.starts).items():
-        result.facts[f"start: {step} (ms)"] = taken_ms
     record_crowd(crowd.gather(plan.sessions, cell=GROUPBY, progress=progress), result)
     return result
 

@@ -83,6 +83,11 @@ class Service:
         self._sessions.pop(session.id, None)
         await session.close()
 
+    async def end_spares(self) -> None:
+        """End what waits for the next session; it starts anew when one is asked for."""
+        while self._spares:
+            await self._spares.popitem()[1].close()
+
     async def prepare(self, env: str | Path | None = None, report: Report | None = None) -> None:
         """Have the environment built and its zygote warm, so that the first session starts as fast as any."""
         await self.node.warm(await self._environment(env, report))

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 from types import FrameType
 
@@ -60,9 +60,16 @@ class Guest:
             case wire.ListNames():
                 return _or(wire.Named(names={}), lambda: self._describe_names(bare=request.bare))
             case wire.TakeSnapshot():
-                return self._snapshots.take()
+                return self._take_snapshot()
             case wire.Answer():
                 raise RuntimeError("an answer that nobody asked for")
+
+    def _take_snapshot(self) -> wire.Snapped | wire.Woken:
+        taken = self._snapshots.take()
+        if isinstance(taken, wire.Snapped) and taken.pid:
+            with suppress(Exception):  # a courtesy; user code may have replaced any part of it
+                self._shell.touch_hot_pages()
+        return taken
 
     def _describe_names(self, *, bare: bool) -> wire.Named:
         return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden, bare=bare))

@@ -33,6 +33,16 @@ _NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
 T = TypeVar("T")
 
 
+class _NoEvents:
+    """Stands in for IPython's event manager where nobody is to be told."""
+
+    def trigger(self, event: str, *args: object, **kwargs: object) -> None:
+        pass
+
+
+_NO_EVENTS = _NoEvents()
+
+
 class InputUnavailable(RuntimeError):
     """`input()` where nobody can answer."""
 
@@ -131,6 +141,21 @@ class GuestShell(InteractiveShell):
         if isinstance(result.error_before_exec, _NOT_COMPILED):
             return msgspec.structs.replace(own[-1], kind="syntax", line=getattr(error, "lineno", None))
         return own[-1]
+
+    def touch_hot_pages(self) -> None:
+        """Go through the motions of a cell without running one.
+
+        After a snapshot every page is shared with it, and the first write to each costs a copy. Done here, in the
+        caller's thinking time, the next cell does not pay for the pages that every cell writes to.
+        """
+        events, transformers, sink = self.events, self.ast_transformers, self.sink
+        # What the user has hooked in must not notice.
+        self.events, self.ast_transformers, self.sink = cast(Any, _NO_EVENTS), [], Nobody()
+        try:
+            self.run_cell("2", silent=True, store_history=False)
+            self.displayhook.compute_format_data(2)
+        finally:
+            self.events, self.ast_transformers, self.sink = events, transformers, sink
 
     def complete_at(self, code: str, cursor: int) -> wire.Completed:
         with provisionalcompleter():
