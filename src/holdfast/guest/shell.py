@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from IPython.core.async_helpers import get_asyncio_loop
