@@ -313,7 +313,7 @@ class LiveSession:
         cgroup, keep, killed = incarnation.cgroup, self._protection.keep, []
         if set(cgroup.pids()) - keep:
             killed = await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep))
-        if outcome.duration_s > 0.1:  # nothing that is over sooner prints enough to matter
+        if outcome.printed:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []
         return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [

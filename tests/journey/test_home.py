@@ -14,7 +14,8 @@ import pytest
 from holdfast import HoldfastError, Session
 
 OWNER = """
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have had it ignored
 from pathlib import Path
 from holdfast import Session
 

@@ -143,11 +143,7 @@ class GuestShell(InteractiveShell):
         return own[-1]
 
     def touch_hot_pages(self) -> None:
-        """Go through the motions of a cell without running one.
-
-        After a snapshot every page is shared with it, and the first write to each costs a copy. Done here, in the
-        caller's thinking time, the next cell does not pay for the pages that every cell writes to.
-        """
+        """IPython's part of going through the motions of a cell."""
         events, transformers, sink = self.events, self.ast_transformers, self.sink
         # What the user has hooked in must not notice.
         self.events, self.ast_transformers, self.sink = cast(Any, _NO_EVENTS), [], Nobody()

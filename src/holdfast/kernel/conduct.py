@@ -53,6 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the kernel did that made us give it up."""
     location: str
     """A traceback that a kernel left which did not live to raise."""
+    printed: bool
     duration_s: float
 
 
@@ -178,6 +179,7 @@ class Conduct:
             died=self._died,
             gone=self._gone if self._killed else None,
             location="" if self._finished else self._kernel.read_location(),
+            printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
         )
 

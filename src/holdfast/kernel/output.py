@@ -47,7 +47,7 @@ class RunOutput:
         self._log_path = log
         self._log_bytes = log_bytes
         self._files: dict[str, BinaryIO] = {}
-        self._logged = 0
+        self.logged_bytes = 0
         self.over_limit = False
 
     def add(self, stream: StreamName, data: bytes) -> str:
@@ -74,7 +74,7 @@ class RunOutput:
         self._files.clear()
 
     def _log(self, stream: str, data: bytes) -> None:
-        room = self._log_bytes - self._logged
+        room = self._log_bytes - self.logged_bytes
         self.over_limit = self.over_limit or len(data) > room
         if room <= 0:
             return
@@ -84,9 +84,9 @@ class RunOutput:
             self._files[stream].write(data[:room])
         except OSError:
             # The host's disk is full: the result still has head and tail, the log ends here.
-            self._log_bytes = self._logged
+            self._log_bytes = self.logged_bytes
             return
-        self._logged += min(room, len(data))
+        self.logged_bytes += min(room, len(data))
 
 
 def log_file(log: Path, stream: str) -> Path:
