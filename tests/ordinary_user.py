@@ -49,7 +49,8 @@ def prepare() -> None:
     subprocess.run([*install, "--reinstall-package", "holdfast", "."], check=True, cwd=CLONE)
     home = PLACE / "home"
     subprocess.run([python, "-m", "holdfast.cli.progress", "--home", home], check=True)
-    for directory in (home, home / "envs"):
+    (PLACE / "tmp").mkdir(exist_ok=True)
+    for directory in (home, home / "envs", PLACE / "tmp"):
         os.chown(directory, UID, UID)
     for name in ("tests", "docs", "pyproject.toml"):
         target = PLACE / name
@@ -62,6 +63,7 @@ def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
         "PATH": f"{PLACE}/venv/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(PLACE / "home"),
         "HOLDFAST_HOME": str(PLACE / "home"),
+        "TMPDIR": str(PLACE / "tmp"),
         "LANG": "C.UTF-8",
         "HOLDFAST_STRESS_KILLS": "150",
     }
