@@ -49,8 +49,7 @@ def prepare() -> None:
     subprocess.run([*install, "--reinstall-package", "holdfast", "."], check=True, cwd=CLONE)
     home = PLACE / "home"
     subprocess.run([python, "-m", "holdfast.cli.progress", "--home", home], check=True)
-    (PLACE / "tmp").mkdir(exist_ok=True)
-    for directory in (home, home / "envs", PLACE / "tmp"):
+    for directory in (home, home / "envs"):
         os.chown(directory, UID, UID)
     for name in ("tests", "docs", "pyproject.toml"):
         target = PLACE / name
@@ -63,13 +62,11 @@ def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
         "PATH": f"{PLACE}/venv/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(PLACE / "home"),
         "HOLDFAST_HOME": str(PLACE / "home"),
-        "TMPDIR": str(PLACE / "tmp"),
+        "LOGNAME": f"holdfast-{UID}",  # pytest names its temporary directory after it
         "LANG": "C.UTF-8",
         "HOLDFAST_STRESS_KILLS": "150",
     }
-    become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
-    if prefix:
-        become.remove("--no-new-privs")  # newuidmap is a setuid program
+    become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
     pytest = [PLACE / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "-m", "not vm", *arguments]
     return subprocess.run([*prefix, *become, *pytest], cwd=PLACE, env=environment, check=False).returncode
 

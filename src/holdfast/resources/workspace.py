@@ -69,7 +69,7 @@ def measure(roots: Iterable[Path]) -> Usage:
 def _walk(root: Path) -> Iterator[os.stat_result]:
     """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
     than a path, the stack or the number of descriptors reach."""
-    here = os.open(root, _DIRECTORY)
+    here = _enter(os.fspath(root))
     try:
         ahead: list[list[str]] = []
         while True:
@@ -93,13 +93,20 @@ def _descend(here: int, names: list[str]) -> int | None:
     while names:
         name = names.pop()
         with suppress(OSError):
-            try:
-                return os.open(name, _DIRECTORY, dir_fd=here)
-            except PermissionError:
-                # Ours to open, as the files' owner. What a guest hides from itself is not hidden from the limit.
-                os.chmod(name, 0o700, dir_fd=here)
-                return os.open(name, _DIRECTORY, dir_fd=here)
+            return _enter(name, here)
     return None
+
+
+def _enter(name: str, parent: int | None = None) -> int:
+    """Open a directory, whatever its mode: what a guest hides from itself is not hidden from the limit."""
+    try:
+        directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    except PermissionError:  # ours to open, as the files' owner
+        os.chmod(name, 0o700, dir_fd=parent)
+        directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    if os.geteuid() != 0 and os.fstat(directory).st_mode & 0o700 != 0o700:
+        os.fchmod(directory, 0o700)  # readable, but not to be walked through
+    return directory
 
 
 def _replace(old: int, new: int) -> int:
