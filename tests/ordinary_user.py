@@ -72,12 +72,20 @@ def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
 
 
 def run_suite_with_two_ids(arguments: list[str]) -> int:
-    """With subordinate ids in /etc/subuid and /etc/subgid, as this process and its children alone see them."""
+    """With a name and subordinate ids in /etc, as this process and its children alone see it."""
+    name = f"holdfast-{UID}"
+    tables = {
+        "passwd": Path("/etc/passwd").read_text() + f"{name}:x:{UID}:{UID}::{PLACE}:/bin/sh\n",
+        "subuid": f"{name}:{UID + 1}:1\n",
+        "subgid": f"{name}:{UID + 1}:1\n",
+    }
     with tempfile.TemporaryDirectory() as directory:
-        table = Path(directory, "subids")
-        table.write_text(f"{UID}:{UID + 1}:1\n")
-        binds = " && ".join(f"touch /etc/{name} && mount --bind {table} /etc/{name}" for name in ("subuid", "subgid"))
-        return run_suite(arguments, prefix=("unshare", "--mount", "sh", "-c", f'{binds} && exec "$@"', "sh"))
+        steps = []
+        for table, text in tables.items():
+            Path(directory, table).write_text(text)
+            steps.append(f"touch /etc/{table} && mount --bind {directory}/{table} /etc/{table}")
+        script = " && ".join([*steps, 'exec "$@"'])
+        return run_suite(arguments, prefix=("unshare", "--mount", "sh", "-c", script, "sh"))
 
 
 if __name__ == "__main__":
