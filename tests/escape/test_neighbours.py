@@ -119,7 +119,8 @@ def test_their_memory_is_not_shared_after_the_fork(pair, tools):
 
 
 def test_they_draw_different_random_numbers(pair, tools):
-    draw = "import os, random, uuid, numpy; print(random.random(), numpy.random.random(), os.urandom(8), uuid.uuid4())"
+    sources = "random.random(), numpy.random.random(), os.urandom(8).hex(), uuid.uuid4()"
+    draw = f"import os, random, uuid, numpy; print({sources})"
     one, other = (session.run(draw).stdout.split() for session in pair)
 
     assert all(a != b for a, b in zip(one, other, strict=True))
