@@ -8,7 +8,15 @@
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
     ├── KernelStartFailed        a kernel did not come up
     ├── DiskLimit                the session wrote far more than it may
-    └── SessionClosed            the session has ended
+    ├── SessionClosed            the session has ended
+    ├── SessionUnknown           no session of that id is in this home
+    ├── SessionHalted            what is on disk is not what was written there: the session is stopped
+    ├── DiskFailed               a write could not be made durable
+    ├── StateMoved               the session is not where the caller thinks it is
+    ├── KeyReused                an idempotency key came with another request
+    ├── CkptUnknown              a CKPT that names no retained state
+    ├── FileUnknown              no such file in the workspace
+    └── VerifyFailed             a chain, signature, manifest or file is not what it was
 
 Each says what happened, and in `hint` what to do next.
 """
@@ -74,3 +82,51 @@ class SessionClosed(HoldfastError):
     """The session has ended; its files are gone."""
 
     code = "session_closed"
+
+
+class SessionUnknown(HoldfastError):
+    """This home has no session of that id."""
+
+    code = "session_unknown"
+
+
+class SessionHalted(HoldfastError):
+    """Files or journal are not what was written. Nothing more runs until somebody has looked."""
+
+    code = "session_halted"
+
+
+class DiskFailed(HoldfastError):
+    """A write could not be made durable. It is not tried again: a second fsync can report success over lost data."""
+
+    code = "disk_failed"
+
+
+class StateMoved(HoldfastError):
+    """The session is not where the caller thinks it is. Nothing ran."""
+
+    code = "state_moved"
+
+
+class KeyReused(HoldfastError):
+    """The idempotency key belongs to another request. Nothing ran."""
+
+    code = "key_reused"
+
+
+class CkptUnknown(HoldfastError):
+    """The CKPT is mistyped, of another session, or no longer retained."""
+
+    code = "ckpt_unknown"
+
+
+class FileUnknown(HoldfastError):
+    """The workspace has no such file."""
+
+    code = "file_unknown"
+
+
+class VerifyFailed(HoldfastError):
+    """Something is not what its receipt says; the message names the first such thing."""
+
+    code = "verify_failed"

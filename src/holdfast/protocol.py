@@ -1,0 +1,17 @@
+"""The legal order of a run's records."""
+
+from holdfast.records import AnyRecord, Executed, Planned, Saved, Settled, Verified
+
+NEXT: dict[type[AnyRecord] | None, tuple[type[AnyRecord], ...]] = {
+    None: (Planned,),
+    Planned: (Saved, Executed, Settled),
+    Saved: (Saved, Executed, Settled),
+    Executed: (Verified, Settled),
+    Verified: (Settled,),
+    Settled: (),
+}
+
+
+def is_legal(last: type[AnyRecord] | None, record: AnyRecord) -> bool:
+    """Whether a record may follow."""
+    return type(record) in NEXT[last]
