@@ -12,8 +12,10 @@
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
+    │   └── DiskFull             there was no room for it: nothing was written, and nothing is in doubt
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
+    ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
     └── VerifyFailed             a chain, signature, manifest or file is not what it was
@@ -102,16 +104,31 @@ class DiskFailed(HoldfastError):
     code = "disk_failed"
 
 
+class DiskFull(DiskFailed):
+    """No room for a write. Nothing of it is there, so that it may be tried again when there is room."""
+
+
 class StateMoved(HoldfastError):
     """The session is not where the caller thinks it is. Nothing ran."""
 
     code = "state_moved"
+
+    def __init__(self, message: str, *, hint: str, differs: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.differs = differs
+        """The same as data: `recovery.Differences`."""
 
 
 class KeyReused(HoldfastError):
     """The idempotency key belongs to another request. Nothing ran."""
 
     code = "key_reused"
+
+
+class RehearsalUnavailable(HoldfastError):
+    """Nothing could bring memory back afterwards. Nothing ran."""
+
+    code = "rehearsal_unavailable"
 
 
 class CkptUnknown(HoldfastError):

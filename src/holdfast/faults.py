@@ -6,8 +6,14 @@
 import os
 import signal
 
-_at, _, _times = os.environ.get("HOLDFAST_CRASH_AT", "").partition(":")
-_left = int(_times or 1)
+_at, _left = "", 0
+
+
+def arm(at: str) -> None:
+    """Die at that passing, counted from now on; the same from within."""
+    global _at, _left
+    _at, _, times = at.partition(":")
+    _left = int(times or 1)
 
 
 def crashpoint(name: str) -> None:
@@ -17,3 +23,6 @@ def crashpoint(name: str) -> None:
         _left -= 1
         if _left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("HOLDFAST_CRASH_AT", ""))

@@ -43,6 +43,7 @@ class Change(Noun, frozen=True, kw_only=True):
     """Where a symlink points to."""
     before: str = ""
     """SHA-256 of the file that was there."""
+    before_bytes: int = 0
 
 
 class Check(Noun, frozen=True, kw_only=True):

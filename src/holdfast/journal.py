@@ -1,0 +1,197 @@
+"""Append-only record of every run. The only authority on how far a run got.
+
+1. Nothing is published before `Verified` is durable.
+2. `Settled` is written last, when nothing is left to do.
+3. Records never change.
+
+So after a crash the last record alone says what to do: `Verified` means publish (again) and settle; anything earlier
+means discard back to the last `Saved` and settle.
+
+What `append` is given is one unit: all of it is durable when it returns, or none of it ever will be. Units become
+durable in the order in which they were queued, many of them in one commit when many wait. A commit that failed is not
+tried again: everyone in it is told.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import anyio.to_thread
+
+from holdfast.faults import crashpoint
+from holdfast.store.rows import AnyWrite, Append
+from holdfast.store.sqlite import Store
+
+T = TypeVar("T")
+
+
+class _Unit:
+    """Writes that stand or fall together, and who waits for them, if anybody does."""
+
+    def __init__(self, writes: Sequence[AnyWrite], waiter: "asyncio.Future[None] | None") -> None:
+        self.writes = writes
+        self.waiter = waiter
+        self.error: BaseException | None = None
+
+    @property
+    def sessions(self) -> set[str]:
+        return {write.session for write in self.writes}
+
+    @property
+    def tags(self) -> list[str]:
+        return [type(write.record).__name__ for write in self.writes if isinstance(write, Append)]
+
+
+class Journal:
+    """One writer for all sessions of a home: a thread that owns the store, and a queue before it.
+
+    A caller that is cancelled while it waits has queued its writes all the same.
+    """
+
+    def __init__(self, store_path: Path) -> None:
+        self._store = Store(store_path)
+        self._view = Store(store_path, read_only=True)
+        self._queue: SimpleQueue[_Unit | None] = SimpleQueue()
+        self._closed = False
+        # So that nothing is queued behind the end: its caller would wait for ever.
+        self._gate = threading.Lock()
+        # Failures that nobody waited for, until the session's next unit takes them. The writer's own.
+        self._untold: dict[str, BaseException] = {}
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
+        self._writer = threading.Thread(target=self._write_until_closed, name="journal-writer", daemon=True)
+        self._writer.start()
+
+    async def append(self, *writes: AnyWrite) -> None:
+        """Returns when all of it is durable. ValueError: a record that is not legal there; nothing was written."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._enqueue(_Unit(writes, waiter))
+        await waiter
+
+    def append_nowait(self, *writes: AnyWrite) -> None:
+        """Queue it before all that is appended later. If it fails, so does the session's next `append`."""
+        self._enqueue(_Unit(writes, None))
+
+    async def wait_written(self) -> None:
+        """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""
+        await self.append()
+
+    async def read(self, query: Callable[[Store], T]) -> T:
+        """Ask the store something; all of the query sees one state, with every append that has returned."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._ask, query)
+
+    async def close(self) -> None:
+        """Write what is queued, and end."""
+        with self._gate:
+            first, self._closed = not self._closed, True
+            if first:
+                self._queue.put(None)
+        # Not the loop's own pool: that takes no work any more when the process ends.
+        await anyio.to_thread.run_sync(self._end if first else self._writer.join)
+
+    def _end(self) -> None:
+        self._writer.join()
+        self._reader.shutdown()
+        # The writer's last: whoever closes last folds the WAL into the file, and a reader cannot.
+        self._view.close()
+        self._store.close()
+
+    def _ask(self, query: Callable[[Store], T]) -> T:
+        with self._view.view():
+            return query(self._view)
+
+    def _enqueue(self, unit: _Unit) -> None:
+        with self._gate:
+            if self._closed:
+                raise RuntimeError("the journal is closed")
+            self._queue.put(unit)
+
+    # -- the writer's thread -------------------------------------------------------------------------------------
+
+    def _write_until_closed(self) -> None:
+        going_on = True
+        while going_on:
+            taken = self._take()
+            going_on = None not in taken
+            units = [unit for unit in taken if unit is not None]
+            self._commit(units)
+            _tell(units)
+
+    def _take(self) -> list[_Unit | None]:
+        """All that waits; at least one."""
+        taken = [self._queue.get()]
+        with suppress(Empty):
+            while True:
+                taken.append(self._queue.get_nowait())
+        return taken
+
+    def _commit(self, units: list[_Unit]) -> None:
+        tags = {tag for unit in units for tag in unit.tags}
+        _pass("journal.{}.before", tags)
+        try:
+            self._write(units)
+        except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
+            for unit in units:
+                self._fail(unit, unit.error or error)
+            return
+        _pass("journal.{}.after", tags)
+
+    def _write(self, units: list[_Unit]) -> None:
+        if not any(unit.writes for unit in units):
+            for unit in units:
+                self._check_told(unit)
+            return
+        with self._store.transaction() as apply:
+            for unit in units:
+                if not self._check_told(unit):
+                    continue
+                try:
+                    apply(unit.writes)
+                except ValueError as error:
+                    self._fail(unit, error)
+
+    def _check_told(self, unit: _Unit) -> bool:
+        """Whether no earlier failure is in the way; if one is, it becomes this unit's own."""
+        for session in sorted(unit.sessions or self._untold):
+            if session in self._untold:
+                self._fail(unit, self._untold[session])
+                return False
+        return True
+
+    def _fail(self, unit: _Unit, error: BaseException) -> None:
+        unit.error = error
+        for session in unit.sessions:
+            if unit.waiter is None:
+                self._untold[session] = error
+            else:
+                self._untold.pop(session, None)
+
+
+def _pass(point: str, tags: Iterable[str]) -> None:
+    for tag in sorted(tags):
+        crashpoint(point.format(tag))
+
+
+def _tell(units: list[_Unit]) -> None:
+    """Wake everyone who waits: each event loop once."""
+    waiting: dict[asyncio.AbstractEventLoop, list[_Unit]] = {}
+    for unit in units:
+        if unit.waiter is not None:
+            waiting.setdefault(unit.waiter.get_loop(), []).append(unit)
+    for loop, told in waiting.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_complete, told)
+
+
+def _complete(units: list[_Unit]) -> None:
+    for unit in units:
+        if unit.waiter is None or unit.waiter.done():
+            continue
+        if unit.error is None:
+            unit.waiter.set_result(None)
+        else:
+            unit.waiter.set_exception(unit.error)

@@ -1,0 +1,123 @@
+"""Opening the file, and what SQLite's failures mean.
+
+The owner opens it for writing, with every commit synced. Others open it beside him for reading only, also where they
+may write nothing at all.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast import durable
+from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, SessionHalted
+from holdfast.store import queries
+
+_SYNC_FAILED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_UNUSABLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+
+
+class SyncFailed(DiskFailed):
+    """What the kernel still holds of the file may not be what is on the disk."""
+
+
+def open_writable(path: Path) -> sqlite3.Connection:
+    """Make the file if need be. Every commit is durable when it returns."""
+    _create(path)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    with _closed_on_failure(db), failures_told(path):
+        db.execute("pragma journal_mode = wal")
+        # FULL, not the usual NORMAL: in WAL mode NORMAL may lose the last commits on power loss, and a lost
+        # `Verified` would undo a published run.
+        db.execute("pragma synchronous = full")
+        db.execute("pragma journal_size_limit = 67108864")  # a WAL that one large commit blew up shrinks again
+        if _format(db) == 0:
+            db.executescript(f"begin immediate; {queries.SCHEMA} pragma user_version = {queries.FORMAT}; commit;")
+        _check_format(db, path)
+    return db
+
+
+def _create(path: Path) -> None:
+    """By us and not by SQLite, which would let others read it."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise durable.disk_failed("opening the journal", error) from error
+    durable.sync_directory(path.resolve().parent)
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    if not path.exists():
+        raise InvalidSetting(f"{path} does not exist", hint="name a home that has been used: HOLDFAST_HOME or home=")
+    with failures_told(path):
+        try:
+            return _open_read_only(path, "mode=ro")
+        except sqlite3.OperationalError:
+            # Reading a WAL takes a file for its index beside it. Where we may not make one, the file can be read
+            # alone if there is no WAL: then nobody has it open, and nothing is missing from it.
+            if path.with_name(path.name + "-wal").exists():
+                raise
+            return _open_read_only(path, "mode=ro&immutable=1")
+
+
+def _open_read_only(path: Path, options: str) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?{options}"
+    db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+    with _closed_on_failure(db):
+        db.execute("pragma query_only = on")
+        _check_format(db, path)  # reads, and so opens the file: connecting alone does not
+    return db
+
+
+@contextmanager
+def _closed_on_failure(db: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        db.close()
+        raise
+
+
+def _format(db: sqlite3.Connection) -> int:
+    (found,) = db.execute("pragma user_version").fetchone()
+    return int(found)
+
+
+def _check_format(db: sqlite3.Connection, path: Path) -> None:
+    if (found := _format(db)) != queries.FORMAT:
+        raise InvalidSetting(
+            f"{path} has format {found}, this version of Holdfast reads {queries.FORMAT}",
+            hint="open it with the version that wrote it, or use another home",
+        )
+
+
+@contextmanager
+def failures_told(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours: a disk that fails, a file that is damaged. Any other is a fault of this package."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if failure := _failure(path, error):
+            raise failure from error
+        raise
+
+
+def _failure(path: Path, error: sqlite3.DatabaseError) -> HoldfastError | None:
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    if code & 0xFF in _DAMAGED:
+        return damaged(path, str(error))
+    if code & 0xFF == sqlite3.SQLITE_FULL:
+        return DiskFull("the disk is full (journal)", hint="free space where the home is, then run it again")
+    if code & 0xFF in _UNUSABLE:
+        kind = SyncFailed if code in _SYNC_FAILED else DiskFailed
+        return kind(f"the journal failed: {error}", hint="look at the disk (dmesg) and at the modes of the home")
+    return None
+
+
+def damaged(path: Path, what: str) -> SessionHalted:
+    return SessionHalted(
+        f"{path.name} is damaged: {what}",
+        hint="keep a copy of the home as it is; `holdfast verify` says what still holds",
+    )

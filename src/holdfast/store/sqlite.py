@@ -1,0 +1,254 @@
+"""The store as one SQLite file.
+
+1. A transaction is all or nothing, and durable when `write` returns.
+2. A run's records follow one another as `protocol.NEXT` says; a write that would break the order leaves nothing behind.
+3. After a sync that failed nothing more is written through this object: what the kernel still holds of the file may
+   not be what is on the disk. Opened anew, the file is read from there.
+
+One object is one connection, for one thread at a time.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast import protocol
+from holdfast.errors import DiskFailed
+from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Settled, Verified
+from holdfast.store import connection, queries
+from holdfast.store.rows import (
+    AnyWrite,
+    Append,
+    DropSession,
+    KeyRow,
+    NameRow,
+    PutFiles,
+    PutKey,
+    PutLost,
+    PutNames,
+    PutReceipt,
+    PutResult,
+    PutSession,
+    PutVersion,
+    ReceiptRow,
+    SessionRow,
+    VersionRow,
+)
+
+T = TypeVar("T")
+
+_TYPES: dict[str, type[AnyRecord]] = {each.__name__: each for each in (Planned, Saved, Executed, Verified, Settled)}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Store:
+    """Rows of all sessions of a home. `read_only` changes nothing, and works beside the owner."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        self._broken: DiskFailed | None = None
+        self._db = connection.open_read_only(path) if read_only else connection.open_writable(path)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def write(self, writes: Sequence[AnyWrite]) -> None:
+        """All of them, durably, or none. ValueError: a record that is not legal here."""
+        with self.transaction() as apply:
+            apply(writes)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Callable[[Sequence[AnyWrite]], None]]:
+        """Several lists of writes in one commit. A list that is refused (ValueError) leaves nothing behind, and may
+        be passed over: the others are written."""
+        if self._broken:
+            raise self._broken
+        with self._failures_told():
+            self._db.execute("begin immediate")
+            try:
+                yield self._apply_whole
+                self._db.execute("commit")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have ended it already
+                    self._db.execute("rollback")
+                raise
+
+    def _apply_whole(self, writes: Sequence[AnyWrite]) -> None:
+        self._db.execute("savepoint list")
+        try:
+            for write in writes:
+                self._apply(write)
+        except (ValueError, TypeError, OverflowError, sqlite3.IntegrityError) as error:
+            # What cannot be encoded or stored is its writer's fault alone, as an illegal record is.
+            self._db.execute("rollback to list")
+            raise error if isinstance(error, ValueError) else ValueError(str(error)) from error
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("release list")
+
+    @singledispatchmethod
+    def _apply(self, write: AnyWrite) -> None:
+        raise TypeError(f"{type(write).__name__} is no write")
+
+    @_apply.register
+    def _append(self, write: Append) -> None:
+        record = write.record
+        tag = type(record).__name__
+        key, session, last = self._db.execute(queries.FIND_RUN, (record.run,)).fetchone() or (None, write.session, None)
+        if session != write.session:
+            raise ValueError(f"run {record.run} is of session {session}, not of {write.session}")
+        if not protocol.is_legal(_TYPES[last] if last else None, record):
+            raise ValueError(f"run {record.run}: {tag} cannot follow {last or 'nothing'}")
+        if key is None:
+            key = self._db.execute(queries.OPEN_RUN, (record.run, session, tag)).lastrowid
+        else:
+            self._db.execute(queries.ADVANCE_RUN, (tag, key))
+        self._db.execute(queries.ADD_RECORD, (key, _encode(record)))
+
+    @_apply.register
+    def _put_session(self, write: PutSession) -> None:
+        self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
+
+    @_apply.register
+    def _drop_session(self, write: DropSession) -> None:
+        for query in queries.DROP_SESSION:
+            self._db.execute(query, (write.session,))
+
+    @_apply.register
+    def _put_receipt(self, write: PutReceipt) -> None:
+        row = write.row
+        self._db.execute(queries.ADD_RECEIPT, (write.session, row.number, row.run, row.sha256, row.envelope))
+
+    @_apply.register
+    def _put_version(self, write: PutVersion) -> None:
+        self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, _encode(write.row)))
+
+    @_apply.register
+    def _put_files(self, write: PutFiles) -> None:
+        self._db.executemany(queries.DROP_FILE, ((write.session, path) for path in write.gone))
+        rows = ((write.session, file.path, file.sha256, file.bytes) for file in write.put)
+        self._db.executemany(queries.PUT_FILE, rows)
+
+    @_apply.register
+    def _put_names(self, write: PutNames) -> None:
+        self._db.executemany(queries.DROP_NAME, ((write.session, name) for name in write.gone))
+        rows = ((write.session, name, _encode(row)) for name, row in write.put.items())
+        self._db.executemany(queries.PUT_NAME, rows)
+
+    @_apply.register
+    def _put_key(self, write: PutKey) -> None:
+        self._db.execute(queries.PUT_KEY, (write.session, write.row.key, _encode(write.row)))
+
+    @_apply.register
+    def _put_result(self, write: PutResult) -> None:
+        self._db.execute(queries.PUT_RESULT, (write.run, write.session, write.body))
+
+    @_apply.register
+    def _put_lost(self, write: PutLost) -> None:
+        self._db.execute(queries.ADD_LOSS, (write.session, _encode(write.lost)))
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def view(self) -> Iterator[None]:
+        """All reads within it see one state."""
+        self._db.execute("begin")
+        try:
+            yield
+        finally:
+            self._db.execute("rollback")
+
+    def sessions(self) -> list[SessionRow]:
+        """In order of creation."""
+        found = [self._decode(body, SessionRow, "a session") for (body,) in self._select(queries.SESSIONS)]
+        return sorted(found, key=lambda row: (row.created_at, row.id))
+
+    def session(self, session: str) -> SessionRow | None:
+        return self._one(SessionRow, f"session {session}", queries.SESSION, session)
+
+    def unsettled(self, session: str | None = None) -> list[tuple[str, str]]:
+        """(session, run) of those that are not `Settled`, oldest first."""
+        if session is None:
+            return self._select(queries.UNSETTLED)
+        return self._select(queries.UNSETTLED_OF_SESSION, session)
+
+    def records(self, run: str) -> list[AnyRecord]:
+        """In order; none: the run is unknown."""
+        bodies = self._select(queries.RECORDS_OF_RUN, run)
+        return [self._decode(body, AnyRecord, f"a record of run {run}") for (body,) in bodies]
+
+    def runs(self, session: str, *, limit: int | None = None, newest_first: bool = False) -> list[str]:
+        """In the order in which they were planned."""
+        query = queries.RUNS_OF_SESSION_NEWEST_FIRST if newest_first else queries.RUNS_OF_SESSION
+        return [run for (run,) in self._select(query, session, -1 if limit is None else limit)]
+
+    def files(self, session: str) -> dict[str, FileEntry]:
+        rows = self._select(queries.FILES, session)
+        return {path: FileEntry(path=path, sha256=sha256, bytes=size) for path, sha256, size in rows}
+
+    def names(self, session: str) -> dict[str, NameRow]:
+        rows = self._select(queries.NAMES, session)
+        return {name: self._decode(body, NameRow, f"name {name} of {session}") for name, body in rows}
+
+    def losses(self, session: str) -> list[Lost]:
+        """Oldest first."""
+        bodies = self._select(queries.LOSSES, session)
+        return [self._decode(body, Lost, f"a loss of {session}") for (body,) in bodies]
+
+    def receipts(self, session: str) -> list[ReceiptRow]:
+        """In order of their numbers."""
+        return [_receipt(row) for row in self._select(queries.RECEIPTS_OF_SESSION, session)]
+
+    def receipt(self, run: str) -> list[ReceiptRow]:
+        """One, or two: that of the run's savepoints and its own."""
+        return [_receipt(row) for row in self._select(queries.RECEIPTS_OF_RUN, run)]
+
+    def versions(self, session: str, *, limit: int | None = None) -> list[VersionRow]:
+        """Newest first."""
+        bodies = self._select(queries.VERSIONS_NEWEST_FIRST, session, -1 if limit is None else limit)
+        return [self._decode(body, VersionRow, f"a version of {session}") for (body,) in bodies]
+
+    def version(self, session: str, version: int) -> VersionRow | None:
+        return self._one(VersionRow, f"version {version} of {session}", queries.VERSION, session, version)
+
+    def key(self, session: str, key: str) -> KeyRow | None:
+        return self._one(KeyRow, f"key {key} of {session}", queries.KEY, session, key)
+
+    def result(self, run: str) -> bytes | None:
+        rows = self._select(queries.RESULT, run)
+        return rows[0][0] if rows else None
+
+    def _select(self, query: str, *values: str | int) -> list[Any]:
+        with self._failures_told():
+            return self._db.execute(query, values).fetchall()
+
+    def _one(self, kind: type[T], what: str, query: str, *values: str | int) -> T | None:
+        rows = self._select(query, *values)
+        return self._decode(rows[0][0], kind, what) if rows else None
+
+    def _decode(self, body: bytes, kind: Any, what: str) -> Any:
+        try:
+            return msgspec.msgpack.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise connection.damaged(self._path, f"{what} cannot be read: {error}") from error
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            with connection.failures_told(self._path):
+                yield
+        except connection.SyncFailed as error:
+            self._broken = error
+            raise
+
+
+def _receipt(row: tuple[str, int, str, str, bytes]) -> ReceiptRow:
+    session, number, run, sha256, envelope = row
+    return ReceiptRow(session=session, number=number, run=run, sha256=sha256, envelope=envelope)
