@@ -1,0 +1,344 @@
+"""Whether a session is what its receipts say. The first thing that is wrong is named; a check changes nothing.
+
+For each receipt, from the first:
+
+1. chain: numbers have no gap, each names the digest of the one before;
+2. signature: by the given key, over exactly these bytes;
+3. journal: its copy of the statement is the same (where there is a journal);
+4. manifest: the changes of all receipts so far add up to the manifest that it names.
+
+Then the manifests' texts, then every file by SHA-256 and bytes (missing, extra and changed ones are named), and last
+that the session stands where its last receipt says.
+
+Only the public key is needed. Memory grows with the number of files and receipts, not with the size of files.
+
+What no check can see by itself: that the last receipts of an export were cut off together with what they did. Whoever
+noted a later `Report.head` can.
+"""
+
+import hashlib
+import os
+import stat
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from holdfast import ckpt, durable, manifest, paths, receipts
+from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
+from holdfast.evidence import Evidence, Stored, from_home
+from holdfast.records import AnyRecord, Change, FileEntry, Saved, Settled, Verified
+from holdfast.resources import descent, hashing
+from holdfast.signing import PublicKey
+from holdfast.statements import RunFacts, parse_statement
+from holdfast.store.rows import SessionRow
+from holdfast.store.sqlite import Store
+
+_EMPTY = manifest.digest({})
+_ATTEMPTS = 3
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was checked, and the first thing that is wrong."""
+
+    ok: bool
+    session: str
+    key_id: str
+    """Whose signature was checked."""
+    problem: str = ""
+    receipts: int = 0
+    manifests: int = 0
+    files: int = 0
+    bytes: int = 0
+    version: int = 0
+    head: str = ""
+    """Digest of the last receipt: whoever noted it elsewhere knows that none was cut off since."""
+    ckpt: str = ""
+    unsettled: list[str] = []
+    """Runs that go on, or that a crash cut short and the next start will end."""
+
+
+def check(evidence: Evidence) -> Report:
+    """Look at everything, until something is wrong."""
+    checker = _Checker(evidence)
+    try:
+        checker.check_receipts()
+        checker.check_manifests()
+        checker.check_files()
+        checker.check_head()
+    except (VerifyFailed, SessionHalted, DiskFailed) as error:
+        return checker.report(problem=error.message)
+    except OSError as error:
+        return checker.report(problem=f"{_shown(error.filename)} cannot be read: {error.strerror}")
+    return checker.report()
+
+
+def check_in_home(store: Store, session: str, home: Path, *, public: PublicKey | None = None) -> Report:
+    """The home's owner may be at work beside us: what is wrong counts only if the session did not move meanwhile."""
+    for _ in range(_ATTEMPTS):
+        before = _place(store, session)
+        with store.view():
+            report = check(from_home(store, session, home, public=public))
+        if report.ok or _place(store, session) == before:
+            break
+    return report
+
+
+def _place(store: Store, session: str) -> object:
+    return store.session(session), [(run, len(store.records(run))) for _, run in store.unsettled(session)]
+
+
+class _Checker:
+    """How far a check got."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._store = evidence.store
+        self._session = evidence.session
+        self._ledger = _Ledger()
+        self._last: RunFacts | None = None
+        self._head = ""
+        self._versions = {0: _EMPTY}
+        self._receipts = self._manifests = self._files = self._bytes = 0
+        self._pending: dict[str, list[Change]] = {}
+
+    def report(self, problem: str = "") -> Report:
+        last = self._last
+        return Report(
+            ok=not problem, session=self._session, key_id=self._evidence.public.key_id, problem=problem,
+            receipts=self._receipts, manifests=self._manifests, files=self._files, bytes=self._bytes,
+            version=last.version if last else 0, head=self._head, ckpt=last.ckpt if last else "",
+            unsettled=list(self._pending),
+        )  # fmt: skip
+
+    # -- receipts ----------------------------------------------------------------------------------------------
+
+    def check_receipts(self) -> None:
+        for stored in self._evidence.receipts:
+            if stored.number != self._receipts + 1:
+                raise _wrong(f"receipt {self._receipts + 1} is missing: the next one is {stored.number}")
+            with _about(f"receipt {stored.number}"):
+                self._check_receipt(stored)
+            self._receipts += 1
+        if not self._receipts and self._store is None:
+            raise _wrong("there is no receipt")
+
+    def _check_receipt(self, stored: Stored) -> None:
+        found = hashlib.sha256(stored.envelope).hexdigest()
+        if stored.sha256 and found != stored.sha256:
+            raise _wrong(f"its SHA-256 is {found}, recorded was {stored.sha256}")
+        body = receipts.open_envelope(stored.envelope, self._evidence.public)
+        facts = _facts(body)
+        self._check_place(stored, facts)
+        if self._store is not None:
+            _check_journal(self._store.records(facts.run), stored, facts, body)
+        self._ledger.apply(facts)
+        self._versions[facts.version] = facts.manifest_sha256
+        self._last, self._head = facts, found
+
+    def _check_place(self, stored: Stored, facts: RunFacts) -> None:
+        """That it is the next in this chain, and of the run that it is kept under."""
+        self._session = self._session or facts.session
+        if facts.session != self._session:
+            raise _wrong(f"it is of session {facts.session}, not of {self._session}")
+        if facts.number != stored.number:
+            raise _wrong(f"it says that it is receipt {facts.number}")
+        if facts.previous != self._head:
+            raise _wrong(f"it follows {facts.previous or 'nothing'}, the receipt before it is {self._head or 'none'}")
+        if stored.run and facts.run != stored.run:
+            raise _wrong(f"it is of run {facts.run}, kept under {stored.run}")
+        if facts.version_before != (self._last.version if self._last else 0):
+            raise _wrong(f"it begins at version {facts.version_before}, the receipt before it ended at another")
+
+    # -- manifests ---------------------------------------------------------------------------------------------
+
+    def check_manifests(self) -> None:
+        wanted = self._ledger.digest
+        for name, path in self._evidence.manifests:
+            with _about(f"manifest {name[:12] or path.name}"):
+                _check_manifest(path.read_bytes(), digest=name or wanted)
+            self._manifests += 1
+        named = {name for name, _ in self._evidence.manifests}
+        if wanted != _EMPTY and not named & {wanted, ""}:
+            raise _wrong(f"manifest {wanted[:12]} of the last version is missing")
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def check_files(self) -> None:
+        self._find_pending()
+        passed_over = {change.path for changes in self._pending.values() for change in changes}
+        missing = dict(self._ledger.files)
+        for path, sha256, size in self._found():
+            wanted = missing.pop(path, None)
+            if path not in passed_over:
+                _check_file(path, wanted, sha256=sha256, size=size)
+            self._files += 1
+            self._bytes += size
+        if gone := sorted(missing.keys() - passed_over):
+            raise _wrong(f"file {gone[0]} is missing")
+
+    def _find_pending(self) -> None:
+        """What a verified run is publishing may be there already, or not yet."""
+        if self._store is not None:
+            for _, run in self._store.unsettled(self._session):
+                verified = [each for each in self._store.records(run) if isinstance(each, Verified)]
+                own = [change for record in verified for change in record.changes if change.area == "data"]
+                self._pending[run] = own
+
+    def _found(self) -> Iterator[tuple[str, str, int]]:
+        """Every regular file, with its SHA-256 and bytes."""
+        if not self._evidence.files.is_dir():
+            return
+        with descent.Cursor(self._evidence.files) as cursor:
+            for parts, status in cursor.walk():
+                if stat.S_ISREG(status.st_mode):
+                    path = paths.to_text(b"/".join(parts))
+                    with _about(f"file {path}"), durable.closing_fd(_open(parts[-1], cursor.fd)) as file:
+                        sha256, size = hashing.digest(file)
+                    yield path, sha256, size
+
+    # -- where the session stands ------------------------------------------------------------------------------
+
+    def check_head(self) -> None:
+        row = self._store.session(self._session) if self._store is not None else None
+        if self._store is None or row is None:
+            return
+        if (row.receipts, row.head) != (self._receipts, self._head):
+            raise _wrong(
+                f"the session has {row.receipts} receipts, the last {row.head or 'none'}; "
+                f"found were {self._receipts}, the last {self._head or 'none'}"
+            )
+        if row.version != (self._last.version if self._last else 0):
+            raise _wrong(f"the session is at version {row.version}, its last receipt at another")
+        self._check_rows(self._store, row)
+
+    def _check_rows(self, store: Store, row: SessionRow) -> None:
+        """The journal's own lists, from which a session goes on."""
+        if store.files(row.id) != self._ledger.files:
+            raise _wrong("the journal's list of files is not what the receipts add up to")
+        for version in store.versions(row.id):
+            if self._versions.get(version.version) != version.manifest_sha256:
+                raise _wrong(f"the journal's version {version.version} is in no receipt, or with another manifest")
+        names = {
+            n: (name.type, name.run) for n, name in store.names(row.id).items() if name.generation == row.generation
+        }
+        made = ckpt.make(
+            row.id, generation=row.generation, version=row.version, manifest_sha256=self._ledger.digest, names=names
+        )
+        if row.ckpt and row.ckpt != str(made):
+            raise _wrong(f"the session says that it is at {row.ckpt}, its files and names make {made}")
+        # Memory may have been lost since, which is no run: then only the generation is another.
+        if self._last and self._last.generation == row.generation and row.ckpt != self._last.ckpt:
+            raise _wrong(f"the session says that it is at {row.ckpt}, its last receipt {self._last.ckpt}")
+
+
+# -- the steps -----------------------------------------------------------------------------------------------------
+
+
+def _facts(body: bytes) -> RunFacts:
+    try:
+        facts = parse_statement(body)
+        ckpt.parse(facts.ckpt)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise _wrong(f"its statement cannot be read: {error}") from error
+    except CkptUnknown as error:
+        raise _wrong(error.message) from error
+    if facts.status == "rolled_back" and facts.changes:
+        raise _wrong("it was rolled back, and lists changes")
+    return facts
+
+
+def _check_journal(records: list[AnyRecord], stored: Stored, facts: RunFacts, body: bytes) -> None:
+    """The run's own receipt is the one that `Settled` names; another is of what it saved on the way."""
+    settled = [record for record in records if isinstance(record, Settled)]
+    if not settled:
+        raise _wrong("the journal has no end of its run")
+    if settled[-1].receipt_sha256 != stored.sha256:
+        if not any(isinstance(record, Saved) for record in records):
+            raise _wrong(f"the journal's run ended with receipt {settled[-1].receipt_sha256 or 'none'}")
+        return
+    if (settled[-1].status, settled[-1].version) != (facts.status, facts.version):
+        raise _wrong(f"the journal's run ended {settled[-1].status} at version {settled[-1].version}")
+    copies = [record.receipt for record in records if isinstance(record, Verified)]
+    if copies and copies[-1] != body:
+        raise _wrong("the journal's copy of it differs")
+
+
+def _check_manifest(text: bytes, *, digest: str) -> None:
+    found = hashlib.sha256(text).hexdigest()
+    if found != digest:
+        raise _wrong(f"its SHA-256 is {found}, not {digest}")
+    try:
+        manifest.parse(text)
+    except ValueError as error:
+        raise _wrong(str(error)) from error
+
+
+def _check_file(path: str, wanted: FileEntry | None, *, sha256: str, size: int) -> None:
+    if wanted is None:
+        raise _wrong(f"file {path} is in no manifest")
+    if size != wanted.bytes:
+        raise _wrong(f"file {path} has {size} bytes, its receipt says {wanted.bytes}")
+    if sha256 != wanted.sha256:
+        raise _wrong(f"file {path} was changed: its SHA-256 is {sha256}, its receipt says {wanted.sha256}")
+
+
+def _open(name: bytes, directory: int) -> int:
+    try:
+        return descent.open_regular(name, dir_fd=directory)
+    except FileNotFoundError as error:
+        raise _wrong("it went away while it was looked at") from error
+
+
+class _Ledger:
+    """The files after the receipts so far. Lines are kept in order, so that a receipt costs what it changed and one
+    pass of SHA-256, not a sort."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, FileEntry] = {}
+        self.digest = _EMPTY
+        self._order: list[bytes] = []
+        self._lines: dict[bytes, bytes] = {}
+
+    def apply(self, facts: RunFacts) -> None:
+        for change in facts.changes:
+            if change.kind == "file" and change.action != "removed":
+                self._put(FileEntry(path=change.path, sha256=change.sha256, bytes=change.bytes))
+            elif self.files.pop(change.path, None):
+                self._remove(paths.to_bytes(change.path))
+        if facts.changes:
+            self.digest = hashlib.sha256(b"".join(self._lines[name] for name in self._order)).hexdigest()
+        if facts.manifest_sha256 != self.digest:
+            raise _wrong(f"the changes add up to manifest {self.digest}, it names {facts.manifest_sha256}")
+
+    def _put(self, entry: FileEntry) -> None:
+        name = paths.to_bytes(entry.path)
+        if name not in self._lines:
+            insort(self._order, name)
+        self.files[entry.path] = entry
+        self._lines[name] = manifest.line(name, entry.sha256)
+
+    def _remove(self, name: bytes) -> None:
+        del self._order[bisect_left(self._order, name)]
+        del self._lines[name]
+
+
+@contextmanager
+def _about(what: str) -> Iterator[None]:
+    """Say which thing is wrong, also if the disk does not let us look."""
+    try:
+        yield
+    except VerifyFailed as error:
+        raise _wrong(f"{what}: {error.message}") from error
+    except OSError as error:
+        raise _wrong(f"{what}: it cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _shown(name: object) -> str:
+    return paths.to_text(name) if isinstance(name, bytes) else str(name or "a directory")
+
+
+def _wrong(what: str) -> VerifyFailed:
+    return VerifyFailed(what, hint="compare with a backup or an export; nothing was changed by looking")

@@ -1,0 +1,609 @@
+"""Sessions with a real store, real keys and real files; then one thing is made wrong, and must be named."""
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast import ckpt, evidence, manifest, paths, receipts, verify
+from holdfast.cli.export import export, write_export
+from holdfast.cli.verify import check_session
+from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
+from holdfast.evidence import from_directory, from_home
+from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Saved, Settled, Verified
+from holdfast.signing import SigningKey
+from holdfast.statements import RunFacts, statement
+from holdfast.store.rows import (
+    AnyWrite,
+    Append,
+    NameRow,
+    PutFiles,
+    PutNames,
+    PutReceipt,
+    PutSession,
+    PutVersion,
+    ReceiptRow,
+    SessionRow,
+    VersionRow,
+)
+from holdfast.store.sqlite import Store
+from holdfast.verify import Report
+
+SESSION = "3f9a01bc77"
+
+
+class Author:
+    """Writes a session's history as a host does, without a sandbox."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.key = SigningKey.load_or_create(home / "keys")
+        self.directory = home / "sessions" / SESSION
+        self.data = self.directory / "files" / "data"
+        self.data.mkdir(parents=True)
+        (self.directory / "manifests").mkdir()
+        self.store = Store(home / "journal.sqlite3")
+        self.files: dict[str, FileEntry] = {}
+        self.names: dict[str, NameRow] = {}
+        self.row = SessionRow(id=SESSION, created_at=1.0, generation=1, version=0, settings={})
+        self.row = msgspec.structs.replace(self.row, ckpt=self.ckpt())
+        self.store.write([PutSession(session=SESSION, row=self.row)])
+
+    def ckpt(self, version: int = 0) -> str:
+        live = {name: (row.type, row.run) for name, row in self.names.items() if row.generation == self.row.generation}
+        digest = manifest.digest(self.files)
+        made = ckpt.make(SESSION, generation=self.row.generation, version=version, manifest_sha256=digest, names=live)
+        return str(made)
+
+    def commit(
+        self, *, put: dict[bytes, bytes] | None = None, gone: tuple[bytes, ...] = (), settle: bool = True
+    ) -> None:
+        run = f"run_{self.row.receipts + 1}"
+        changes = self._stage(put or {}, gone)
+        self.names |= {f"x{self.row.receipts}": NameRow(type="int", run=run, generation=self.row.generation)}
+        facts = self._facts(run, self.row.version + 1, changes)
+        body = statement(facts)
+        verified = Verified(
+            run=run,
+            at=3.0,
+            status="committed",
+            version=facts.version,
+            stage="s",
+            changes=changes,
+            names={},
+            receipt=body,
+        )
+        self._write(run, verified)
+        self._publish(put or {}, gone)
+        if settle:
+            self._settle(facts, body)
+
+    def roll_back(self) -> None:
+        run = f"run_{self.row.receipts + 1}"
+        facts = msgspec.structs.replace(self._facts(run, self.row.version, []), status="rolled_back", reason="no")
+        self._write(run, None)
+        self._settle(facts, statement(facts))
+
+    def save_and_roll_back(self, name: bytes, content: bytes) -> None:
+        """Two receipts of one run."""
+        run = f"run_{self.row.receipts + 1}"
+        changes = self._stage({name: content}, ())
+        self._write(run, None, saved=True)
+        self._publish({name: content}, ())
+        facts = msgspec.structs.replace(self._facts(run, self.row.version + 1, changes), kind="savepoint")
+        self._put(facts, statement(facts))
+        facts = msgspec.structs.replace(self._facts(run, self.row.version, []), status="rolled_back", reason="no")
+        self._settle(facts, statement(facts))
+
+    def lose_memory(self) -> None:
+        self.row = msgspec.structs.replace(self.row, generation=self.row.generation + 1)
+        self.row = msgspec.structs.replace(self.row, ckpt=self.ckpt(self.row.version))
+        self.store.write([PutSession(session=SESSION, row=self.row)])
+
+    def _stage(self, put: dict[bytes, bytes], gone: tuple[bytes, ...]) -> list[Change]:
+        changes = []
+        for name, content in put.items():
+            path, sha256 = paths.to_text(name), hashlib.sha256(content).hexdigest()
+            action = "changed" if path in self.files else "added"
+            changes.append(Change(path=path, action=action, sha256=sha256, bytes=len(content), mode=0o644))
+            self.files[path] = FileEntry(path=path, sha256=sha256, bytes=len(content))
+        for name in gone:
+            old = self.files.pop(paths.to_text(name))
+            changes.append(Change(path=old.path, action="removed", before=old.sha256))
+        return changes
+
+    def _publish(self, put: dict[bytes, bytes], gone: tuple[bytes, ...]) -> None:
+        for name, content in put.items():
+            _write_below(self.data, name, content)
+        for name in gone:
+            os.unlink(os.fsencode(self.data) + b"/" + name)
+        text = manifest.render(self.files)
+        (self.directory / "manifests" / hashlib.sha256(text).hexdigest()).write_bytes(text)
+
+    def _facts(self, run: str, version: int, changes: list[Change]) -> RunFacts:
+        return RunFacts(
+            session=SESSION, run=run, number=self.row.receipts + 1, previous=self.row.head, kind="cell",
+            status="committed", version_before=self.row.version, version=version, generation=self.row.generation,
+            ckpt_before=self.row.ckpt, ckpt=self.ckpt(version), manifest_sha256=manifest.digest(self.files),
+            goal="test", code_sha256="00" * 32, started_at=1.0, finished_at=2.0, changes=changes,
+        )  # fmt: skip
+
+    def _write(self, run: str, verified: Verified | None, *, saved: bool = False) -> None:
+        card = RunCard(run=run, session=SESSION, goal="test", code_sha256="00" * 32, base=self.row.ckpt)
+        records = [
+            Planned(run=run, at=1.0, card=card, code=""),
+            Executed(run=run, at=2.0, error_code=None, duration_s=1.0),
+        ]
+        if saved:
+            records.insert(1, Saved(run=run, at=1.5, files=[]))
+        if verified:
+            records.append(verified)
+        self.store.write([Append(session=SESSION, record=record) for record in records])
+
+    def _put(self, facts: RunFacts, body: bytes, *more: AnyWrite) -> str:
+        sealed = receipts.seal(body, self.key)
+        row = ReceiptRow(
+            session=SESSION, number=facts.number, run=facts.run, sha256=sealed.sha256, envelope=sealed.envelope
+        )
+        self.row = msgspec.structs.replace(
+            self.row, version=facts.version, ckpt=facts.ckpt, head=sealed.sha256, receipts=facts.number
+        )
+        gone = [change.path for change in facts.changes if change.action == "removed"]
+        put = [self.files[change.path] for change in facts.changes if change.action != "removed"]
+        version = VersionRow(
+            session=SESSION, version=facts.version, generation=1, ckpt=facts.ckpt, run=facts.run, at=1.0,
+            manifest_sha256=facts.manifest_sha256,
+        )  # fmt: skip
+        self.store.write([
+            PutReceipt(session=SESSION, row=row), PutSession(session=SESSION, row=self.row),
+            PutVersion(session=SESSION, row=version),
+            PutFiles(session=SESSION, put=put, gone=gone), PutNames(session=SESSION, put=self.names),
+        ])  # fmt: skip
+        return sealed.sha256
+
+    def _settle(self, facts: RunFacts, body: bytes) -> None:
+        digest = self._put(facts, body)
+        settled = Settled(
+            run=facts.run, at=4.0, status=facts.status, version=facts.version, ckpt=facts.ckpt, receipt_sha256=digest
+        )
+        self.store.write([Append(session=SESSION, record=settled)])
+
+
+def _write_below(root: Path, name: bytes, content: bytes) -> None:
+    """Name by name: a path may be longer than the system takes."""
+    *above, last = name.split(b"/")
+    here = os.open(root, os.O_RDONLY)
+    for part in above:
+        if not os.path.lexists(b"/proc/self/fd/%d/%b" % (here, part)):
+            os.mkdir(part, dir_fd=here)
+        below = os.open(part, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    with open(os.open(last, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=here), "wb") as file:
+        file.write(content)
+    os.close(here)
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Iterator[Author]:
+    author = Author(tmp_path / "home")
+    with closing(author.store):
+        yield author
+
+
+@pytest.fixture
+def told(author: Author) -> Author:
+    """A session with a history: files added, changed and removed, a rollback, odd names."""
+    author.commit(put={b"a.csv": b"a,b\n1,2\n", b"dir/\xff\n\\": b"odd"})
+    author.roll_back()
+    author.commit()
+    author.commit(put={b"a.csv": b"a,b\n3,4\n", b"-": b"dash", b"empty": b""}, gone=(b"dir/\xff\n\\",))
+    author.commit(put={b"dir/z": b"z" * 10_000})
+    return author
+
+
+def _check(author: Author) -> Report:
+    with closing(Store(author.home / "journal.sqlite3", read_only=True)) as store:
+        return verify.check_in_home(store, SESSION, author.home)
+
+
+def _flip(path: Path, position: int, bit: int = 0) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1 << bit
+    path.write_bytes(raw)
+
+
+def _sql(author: Author, query: str, *values: object) -> None:
+    with closing(sqlite3.connect(author.home / "journal.sqlite3")) as db, db:
+        assert db.execute(query, values).rowcount == 1
+
+
+def _envelope(author: Author, number: int) -> bytes:
+    return author.store.receipts(SESSION)[number - 1].envelope
+
+
+# -- what is right -----------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_what_its_receipts_say(told: Author) -> None:
+    report = _check(told)
+
+    assert report == Report(
+        ok=True, session=SESSION, key_id=told.key.key_id, receipts=5, manifests=3, files=4,
+        bytes=8 + 4 + 0 + 10_000, version=4, head=told.row.head, ckpt=told.row.ckpt,
+    )  # fmt: skip
+
+
+def test_a_session_that_ran_nothing_is_right(author: Author) -> None:
+    assert _check(author).ok
+
+
+def test_savepoints_have_a_receipt_of_their_own(told: Author) -> None:
+    told.save_and_roll_back(b"chunk-1", b"saved")
+
+    report = _check(told)
+
+    assert (report.ok, report.problem, report.receipts, report.version) == (True, "", 7, 5)
+
+
+def test_memory_that_was_lost_since_is_nothing_wrong(told: Author) -> None:
+    told.lose_memory()
+
+    assert _check(told).ok
+
+
+def test_a_run_that_a_crash_cut_short_while_it_published_is_named_and_passed_over(told: Author) -> None:
+    told.commit(put={b"a.csv": b"new"}, settle=False)
+
+    report = _check(told)
+
+    assert (report.ok, report.problem, report.unsettled) == (True, "", ["run_6"])
+
+
+def test_links_and_directories_are_not_in_the_manifest(told: Author) -> None:
+    (told.data / "link").symlink_to("/etc/passwd")
+    (told.data / "up").symlink_to("..")
+    (told.data / "new" / "er").mkdir(parents=True)
+    os.mkfifo(told.data / "fifo")
+
+    assert _check(told).ok
+
+
+def test_a_check_changes_nothing(told: Author) -> None:
+    os.chmod(told.data / "a.csv", 0o000)
+    before = {path: path.lstat().st_mode for path in told.home.rglob("*")}
+
+    assert _check(told).ok
+
+    assert {path: mode for path, mode in before.items() if path.lstat().st_mode != mode} == {}
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------
+
+
+def test_a_changed_file_is_named(told: Author) -> None:
+    _flip(told.data / "a.csv", 3)
+
+    assert _check(told).problem.startswith("file a.csv was changed: its SHA-256 is ")
+
+
+def test_a_file_that_grew_is_named(told: Author) -> None:
+    (told.data / "empty").write_bytes(b"x")
+
+    assert _check(told).problem == "file empty has 1 bytes, its receipt says 0"
+
+
+def test_a_missing_file_is_named(told: Author) -> None:
+    (told.data / "dir" / "z").unlink()
+
+    assert _check(told).problem == "file dir/z is missing"
+
+
+def test_a_file_behind_a_link_is_missing(told: Author) -> None:
+    (told.data / "a.csv").rename(told.home / "elsewhere")
+    (told.data / "a.csv").symlink_to(told.home / "elsewhere")
+
+    assert _check(told).problem == "file a.csv is missing"
+
+
+def test_an_extra_file_is_named_however_odd(told: Author) -> None:
+    Path(os.fsdecode(os.fsencode(told.data) + b"/dir/\xfe\n")).write_bytes(b"")
+
+    assert _check(told).problem == "file dir/\\xfe\\n is in no manifest"
+
+
+def test_a_lost_workspace_is_named(told: Author) -> None:
+    shutil.rmtree(told.directory / "files")
+
+    assert _check(told).problem == "file - is missing"
+
+
+def test_one_flipped_bit_of_a_manifest_is_named(told: Author) -> None:
+    path = sorted((told.directory / "manifests").iterdir())[1]
+    for position in range(path.stat().st_size):
+        _flip(path, position, position % 8)
+        assert _check(told).problem.startswith(f"manifest {path.name[:12]}: ")
+        _flip(path, position, position % 8)
+
+
+def test_a_missing_manifest_is_named(told: Author) -> None:
+    (told.directory / "manifests" / manifest.digest(told.files)).unlink()
+
+    assert _check(told).problem.endswith("of the last version is missing")
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_one_flipped_bit_of_a_stored_receipt_is_named(told: Author, number: int) -> None:
+    envelope = bytearray(_envelope(told, number))
+    envelope[len(envelope) // 2] ^= 1
+    _sql(told, "update receipts set envelope = ? where number = ?", bytes(envelope), number)
+
+    assert _check(told).problem.startswith(f"receipt {number}: its SHA-256 is ")
+
+
+def test_a_receipt_whose_recorded_digest_was_adapted_is_named(told: Author) -> None:
+    envelope = bytearray(_envelope(told, 3))
+    envelope[len(envelope) // 2] ^= 1
+    digest = hashlib.sha256(envelope).hexdigest()
+    _sql(told, "update receipts set envelope = ?, sha256 = ? where number = 3", bytes(envelope), digest)
+
+    assert _check(told).problem.startswith("receipt 3: a receipt cannot be trusted")
+
+
+def test_a_receipt_that_was_taken_out_is_named(told: Author) -> None:
+    _sql(told, "delete from receipts where number = 2")
+
+    assert _check(told).problem == "receipt 2 is missing: the next one is 3"
+
+
+def test_a_receipt_that_was_cut_off_is_named(told: Author) -> None:
+    _sql(told, "delete from receipts where number = 5")
+
+    assert _check(told).problem == "file dir/z is in no manifest"
+
+
+def test_a_rolled_back_run_that_was_cut_off_is_named(told: Author) -> None:
+    told.roll_back()
+    _sql(told, "delete from receipts where number = 6")
+
+    assert _check(told).problem.startswith("the session has 6 receipts")
+
+
+def test_a_receipt_of_another_key_is_named(told: Author, tmp_path: Path) -> None:
+    other = SigningKey.load_or_create(tmp_path / "other")
+    body = receipts.open_envelope(_envelope(told, 2), told.key.public)
+    forged = receipts.seal(body, other)
+    _sql(told, "update receipts set envelope = ?, sha256 = ? where number = 2", forged.envelope, forged.sha256)
+
+    assert "receipt 2: a receipt cannot be trusted: it is not signed by this key" in _check(told).problem
+
+
+def test_a_genuine_receipt_in_the_wrong_place_is_named(told: Author) -> None:
+    envelope = _envelope(told, 3)
+    _sql(
+        told, "update receipts set envelope = ?, sha256 = ? where number = 2",
+        envelope, hashlib.sha256(envelope).hexdigest(),
+    )  # fmt: skip
+
+    assert _check(told).problem == "receipt 2: it says that it is receipt 3"
+
+
+def test_one_flipped_bit_in_the_journals_copy_is_named(told: Author) -> None:
+    with closing(sqlite3.connect(told.home / "journal.sqlite3")) as db:
+        found = db.execute("select key, body from records where instr(body, ?)", (b"Verified",)).fetchone()
+    key, body = found
+    at = body.index(b"predicateType")
+    for position in range(at, at + 40):
+        flipped = bytearray(body)
+        flipped[position] ^= 1
+        _sql(told, "update records set body = ? where key = ?", bytes(flipped), key)
+        assert _check(told).problem == "receipt 1: the journal's copy of it differs"
+
+
+def test_rows_that_are_not_what_the_receipts_say_are_named(told: Author) -> None:
+    entry = msgspec.structs.replace(told.files["a.csv"], bytes=9)
+    told.store.write([PutFiles(session=SESSION, put=[entry])])
+
+    assert _check(told).problem == "the journal's list of files is not what the receipts add up to"
+
+
+def test_a_version_with_another_manifest_is_named(told: Author) -> None:
+    version = told.store.versions(SESSION)[1]
+    changed = msgspec.structs.replace(version, manifest_sha256=manifest.digest({}))
+    told.store.write([PutVersion(session=SESSION, row=changed)])
+
+    assert _check(told).problem.startswith(f"the journal's version {version.version} is in no receipt")
+
+
+def test_names_that_are_not_what_the_ckpt_says_are_named(told: Author) -> None:
+    told.store.write([PutNames(session=SESSION, put={"forged": NameRow(type="int", run="run_1", generation=1)})])
+
+    assert _check(told).problem.startswith(f"the session says that it is at {told.row.ckpt}")
+
+
+def test_changes_that_do_not_add_up_are_named(author: Author) -> None:
+    author.commit(put={b"a": b"a"})
+    author.files["ghost"] = FileEntry(path="ghost", sha256="00" * 32, bytes=0)
+    author.commit(put={b"b": b"b"})
+
+    assert _check(author).problem.startswith("receipt 2: the changes add up to manifest ")
+
+
+def test_a_damaged_journal_is_named(told: Author, capsys: pytest.CaptureFixture[str]) -> None:
+    told.store.close()
+    for name in ("journal.sqlite3-wal", "journal.sqlite3-shm"):
+        (told.home / name).unlink(missing_ok=True)
+    (told.home / "journal.sqlite3").write_bytes(b"nonsense" * 1000)
+
+    assert check_session(SESSION, home=told.home, public_key=None, as_json=False) == 1
+    assert "journal.sqlite3 is damaged" in capsys.readouterr().out
+
+
+# -- exports -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(told: Author, tmp_path: Path) -> Path:
+    assert write_export(SESSION, tmp_path / "out", home=told.home).ok
+    return tmp_path / "out"
+
+
+def test_an_export_verifies_without_the_home(told: Author, exported: Path) -> None:
+    shutil.rmtree(told.home)
+
+    report = verify.check(from_directory(exported))
+
+    assert (report.ok, report.receipts, report.files, report.session) == (True, 5, 4, SESSION)
+
+
+def test_sha256sum_verifies_an_export(exported: Path) -> None:
+    checked = subprocess.run(
+        ["sha256sum", "--strict", "-c", "../manifest-sha256.txt"], cwd=exported / "files", capture_output=True
+    )
+
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.count(b": OK") == 4
+
+
+def test_an_export_holds_no_links(told: Author, tmp_path: Path) -> None:
+    (told.data / "dir" / "link").symlink_to("/etc/passwd")
+
+    write_export(SESSION, tmp_path / "out", home=told.home)
+
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+
+
+def test_paths_longer_than_the_system_takes_are_exported(author: Author, tmp_path: Path) -> None:
+    author.commit(put={b"a": b"a", b"/".join([b"d" * 200] * 25 + [b"deep"]): b"deep"})
+
+    assert write_export(SESSION, tmp_path / "out", home=author.home).files == 2
+    subprocess.run(["rm", "-rf", author.data, tmp_path / "out"], check=True)
+
+
+def _flips(path: Path, *, every: int = 1) -> Iterator[None]:
+    for position in range(0, path.stat().st_size, every):
+        _flip(path, position, position % 8)
+        yield
+        _flip(path, position, position % 8)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_one_flipped_bit_of_an_exported_receipt_is_named(exported: Path, number: int) -> None:
+    for _ in _flips(exported / "receipts" / f"{number:06}.json", every=9):
+        assert verify.check(from_directory(exported)).problem.startswith(f"receipt {number}: ")
+
+
+def test_one_flipped_bit_of_an_exported_manifest_is_named(exported: Path) -> None:
+    for _ in _flips(exported / "manifest-sha256.txt"):
+        assert verify.check(from_directory(exported)).problem.startswith("manifest manifest-sha256.txt: ")
+
+
+def test_one_flipped_bit_of_an_exported_file_is_named(exported: Path) -> None:
+    for _ in _flips(exported / "files" / "a.csv"):
+        assert verify.check(from_directory(exported)).problem.startswith("file a.csv was changed")
+
+
+def test_a_flipped_bit_of_the_public_key_is_noticed(exported: Path, told: Author) -> None:
+    for _ in _flips(exported / "public-key.pem"):
+        try:
+            report = verify.check(from_directory(exported))
+        except InvalidSetting:
+            continue
+        assert not report.ok or report.key_id == told.key.key_id  # a PEM's dashes and line ends are no part of the key
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda out: (out / "receipts/000003.json").unlink(), "receipt 3 is missing: the next one is 4"),
+        (lambda out: (out / "receipts/000005.json").unlink(), "manifest manifest-sha256.txt: "),
+        (lambda out: shutil.rmtree(out / "files/dir"), "file dir/z is missing"),
+        (lambda out: (out / "files/extra").touch(), "file extra is in no manifest"),
+        (lambda out: (out / "manifest-sha256.txt").unlink(), "manifest manifest-sha256.txt: it cannot be read"),
+        (lambda out: [path.unlink() for path in (out / "receipts").iterdir()], "there is no receipt"),
+        (lambda out: shutil.copy(out / "receipts/000002.json", out / "receipts/000003.json"), "receipt 3: it says"),
+    ],
+)
+def test_what_an_export_lacks_is_named(exported: Path, damage: Callable[[Path], object], named: str) -> None:
+    damage(exported)
+
+    assert verify.check(from_directory(exported)).problem.startswith(named)
+
+
+def test_an_export_goes_only_into_a_new_directory(told: Author, exported: Path) -> None:
+    with pytest.raises(InvalidSetting, match="is not empty"):
+        write_export(SESSION, exported, home=told.home)
+
+
+def test_a_session_that_is_not_right_is_not_exported(told: Author, tmp_path: Path) -> None:
+    _flip(told.data / "a.csv", 0)
+
+    with pytest.raises(VerifyFailed, match=r"file a\.csv is not what its receipt says"):
+        write_export(SESSION, tmp_path / "out", home=told.home)
+
+
+# -- the commands ------------------------------------------------------------------------------------------------
+
+
+def test_verify_takes_an_id_a_sessions_directory_or_an_export(told: Author, exported: Path) -> None:
+    for target in (SESSION, str(told.directory), str(exported)):
+        assert check_session(target, home=told.home, public_key=None, as_json=False) == 0
+
+
+def test_verify_needs_only_the_public_key(told: Author, exported: Path, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(told.key.public_pem)
+    shutil.rmtree(told.home / "keys")
+
+    assert check_session(SESSION, home=told.home, public_key=trusted, as_json=False) == 0
+    assert check_session(str(exported), home=None, public_key=trusted, as_json=False) == 0
+
+
+def test_verify_with_another_key_fails(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SigningKey.load_or_create(tmp_path / "other")
+
+    code = check_session(str(exported), home=None, public_key=tmp_path / "other" / "ed25519.pub.pem", as_json=True)
+
+    assert code == 1
+    assert json.loads(capsys.readouterr().out)["problem"].startswith("receipt 1: ")
+
+
+def test_verify_tells_the_problem_and_exits_with_1(told: Author, capsys: pytest.CaptureFixture[str]) -> None:
+    (told.data / "\x1b]0;evil\x07").touch()
+
+    assert check_session(SESSION, home=told.home, public_key=None, as_json=False) == 1
+    assert "WRONG: session 3f9a01bc77: file ␛]0;evil␇ is in no manifest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["nosuch", "/no/such/directory", "../x"])
+def test_a_target_that_is_not_there_is_an_error_of_the_caller(told: Author, target: str) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        check_session(target, home=told.home, public_key=None, as_json=False)
+
+    assert isinstance(refused.value, (SessionUnknown, InvalidSetting))
+
+
+def test_export_says_how_to_check_it(told: Author, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(SESSION, tmp_path / "out", home=told.home) == 0
+    assert "sha256sum -c ../manifest-sha256.txt" in capsys.readouterr().out
+
+
+def test_a_session_without_receipts_cannot_be_exported(author: Author, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="no receipt yet"):
+        export(SESSION, tmp_path / "out", home=author.home)
+
+
+def test_an_unknown_session_is_told_with_those_that_exist(told: Author) -> None:
+    with pytest.raises(SessionUnknown) as refused:
+        from_home(told.store, "nosuch", told.home)
+
+    assert SESSION in refused.value.hint
+    assert evidence.receipt_name(1_000_000) == "1000000.json"
