@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 from types import FrameType
+from typing import Any
 
-from holdfast.guest import commands, namespace
+import msgspec
+
+from holdfast.guest import commands, namespace, saving, validators
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
+from holdfast.guest.files import Noted, OpenFiles
+from holdfast.guest.namespace import NamesSeen
 from holdfast.guest.shell import GuestShell, refuse_input
 from holdfast.guest.snapshots import Snapshots
 from holdfast.guest.streams import StandardStreams
@@ -26,11 +31,13 @@ class Guest:
     """Guards what must outlive whatever a cell does to its process: the channel and the standard streams."""
 
     def __init__(self, control: socket.socket, shell: GuestShell, snapshots: Snapshots, *, memory_bytes: int) -> None:
-        self._channel = Channel(control)
+        self._channel = saving.install(Channel(control))
         self._shell = shell
         self._snapshots = snapshots
         self._memory_bytes = memory_bytes
         self._streams = StandardStreams()
+        self._files = OpenFiles()
+        self._names = NamesSeen()
         snapshots.disregard(control.fileno(), 1, 2)
         shell.sink = self._channel
 
@@ -61,15 +68,31 @@ class Guest:
                 return _or(wire.Named(names={}), lambda: self._describe_names(bare=request.bare))
             case wire.TakeSnapshot():
                 return self._take_snapshot()
-            case wire.Answer():
+            case wire.Restage():
+                return wire.Restaged(not_reopened=self._follow_workspace())
+            case wire.Verify():
+                return self._verify(request)
+            case wire.Answer() | wire.SavedReply():
                 raise RuntimeError("an answer that nobody asked for")
 
     def _take_snapshot(self) -> wire.Snapped | wire.Woken:
+        noted: list[Noted] = []
+        with suppress(Exception):  # a cell may have patched `os`
+            noted.append(self._files.note())
         taken = self._snapshots.take()
+        if isinstance(taken, wire.Woken):
+            left = self._follow_workspace(*noted)
+            return msgspec.structs.replace(taken, not_restored=[*taken.not_restored, *left])
         if isinstance(taken, wire.Snapped) and taken.pid:
             with suppress(Exception):  # a courtesy; user code may have replaced any part of it
                 self._go_through_the_motions()
         return taken
+
+    def _follow_workspace(self, noted: Noted | None = None) -> list[str]:
+        try:
+            return self._files.follow(noted)
+        except Exception as error:  # a cell may have patched `os`, or taken /proc out of sight
+            return [text(f"open files of the workspace: {type(error).__name__}: {error}")]
 
     def _go_through_the_motions(self) -> None:
         """Do what every cell does, without running one.
@@ -80,7 +103,7 @@ class Guest:
         self._interruptible(self._shell.touch_hot_pages)
         self._streams.restore()
         result = wire.Shown(kind="result", data=wire.Mime(text={"text/plain": "2"}))
-        for message in (result, wire.Finished(turn=0, threads=_living_threads())):
+        for message in (result, self._finished(0, threads=_living_threads())):
             list(wire.packets(message))
 
     def _describe_names(self, *, bare: bool) -> wire.Named:
@@ -92,7 +115,11 @@ class Guest:
         self._streams.restore()
         if raised is not None:
             self._channel.send(raised)
-        return wire.Finished(turn=request.turn, count=self._shell.execution_count - 1, threads=_living_threads())
+        return self._finished(request.turn, count=self._shell.execution_count - 1, threads=_living_threads())
+
+    def _finished(self, turn: int, **facts: Any) -> wire.Finished:
+        names, gone = self._names.changes(self._shell.user_ns, self._shell.user_ns_hidden)
+        return wire.Finished(turn=turn, names=names, gone=gone, **facts)
 
     def _interruptible(self, body: Callable[[], wire.Raised | None]) -> wire.Raised | None:
         """The host's two signals are exceptions while the body runs and nothing at all before and after."""
@@ -134,7 +161,19 @@ class Guest:
             self._channel.send(raised)
         # As a shell would say it: death by signal n is 128 + n.
         exit_code = next((code if code >= 0 else 128 - code for code in codes), None)
-        return wire.Finished(turn=request.turn, exit_code=exit_code)
+        return self._finished(request.turn, exit_code=exit_code)
+
+    def _verify(self, request: wire.Verify) -> wire.Probed:
+        failures: list[str] = []
+
+        def body() -> wire.Raised | None:
+            failures.extend(validators.run(request.probes, self._shell.user_ns))
+            return None
+
+        raised = self._interruptible(body)
+        self._streams.restore()  # an assertion may print
+        unknown = "it was interrupted" if raised is None else f"{raised.name}: {raised.message}"
+        return wire.Probed(turn=request.turn, failures=failures or [unknown] * len(request.probes))
 
     def _ask(self, prompt: object = "", *, password: bool = False) -> str:
         self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))

@@ -8,6 +8,7 @@ from holdfast.kernel import wire
 
 _MAX_NAMES = 10_000
 _MAX_NAME = 200
+_MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
 _MAX_SIZE = 1 << 62
 """Values say what they like of their own size; the wire takes 64 bits."""
 
@@ -15,7 +16,7 @@ _MAX_SIZE = 1 << 62
 def describe(namespace: dict[str, Any], hidden: dict[str, Any], *, bare: bool) -> dict[str, wire.Name]:
     """The user's own names: not IPython's, not the private ones."""
     own = [
-        (text(name[:_MAX_NAME]), value)
+        (_shown(name), value)
         for name, value in list(namespace.items())
         if isinstance(name, str) and not name.startswith("_") and not (name in hidden and hidden[name] is value)
     ][:_MAX_NAMES]
@@ -25,6 +26,33 @@ def describe(namespace: dict[str, Any], hidden: dict[str, Any], *, bare: bool) -
         name: wire.Name(type=_type_name(value), approx_bytes=min(approx_bytes(value), _MAX_SIZE), address=id(value))
         for name, value in own
     }
+
+
+class NamesSeen:
+    """Which names were bound to which objects when the last request ended.
+
+    By identity alone, so that it costs little and runs nobody's code: a value that was changed in place, or replaced
+    by another at the same address, looks the same.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+
+    def changes(self, namespace: dict[str, Any], hidden: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+        """Names bound anew since the last call, each with its type, and those that are gone."""
+        own = {
+            name: value
+            for name, value in list(namespace.items())[: 2 * _MAX_NAMES]
+            if type(name) is str and name[:1] != "_" and not (name in hidden and hidden[name] is value)
+        }
+        before, self._before = self._before, {name: id(value) for name, value in own.items()}
+        bound = [name for name, address in self._before.items() if before.get(name) != address][:_MAX_NAMES]
+        gone = [name for name in before if name not in own][:_MAX_NAMES]
+        return {_shown(name): _type_name(own[name]) for name in bound}, [_shown(name) for name in gone]
+
+
+def _shown(name: str) -> str:
+    return text(name[:_MAX_NAME])
 
 
 def approx_bytes(value: Any) -> int:
@@ -52,6 +80,9 @@ def _own_account(value: Any, attribute: str) -> int | None:
 
 
 def _type_name(value: Any) -> str:
+    """Read where Python itself keeps it: what a metaclass says instead would be code of the user's."""
     kind = type(value)
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    return text(f"{module}{kind.__qualname__}")[:200]
+    module, name = _MODULE.__get__(kind), _QUALNAME.__get__(kind)
+    plain = str.__str__(module) if isinstance(module, str) else ""
+    prefix = "" if plain in ("", "builtins", "__main__") else f"{plain}."
+    return text(f"{prefix}{str.__str__(name)}"[:_MAX_NAME])

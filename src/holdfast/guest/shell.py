@@ -260,13 +260,13 @@ def run_to_end(cell: Coroutine[Any, Any, T]) -> T:
     """Run a cell that awaits. One that is interrupted ends: it must not go on when the next one awaits."""
     loop: asyncio.AbstractEventLoop = get_asyncio_loop()
     task = loop.create_task(cell)
-    try:
-        return loop.run_until_complete(task)
-    except KeyboardInterrupt:
-        if task.done():
-            raise
-    task.cancel()
-    return loop.run_until_complete(task)
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            if task.done():
+                raise
+            task.cancel()
 
 
 def refuse_input(prompt: object = "", *_: object, **__: object) -> str:

@@ -17,6 +17,8 @@ import anyio
 import msgspec
 
 from holdfast.kernel import wire
+from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
+from holdfast.kernel.pidfds import Pidfds
 from holdfast.sandbox.cgroups import MemoryWatch
 
 MAX_MESSAGE_BYTES = 33 << 20
@@ -27,44 +29,12 @@ _READS_PER_ROUND = 16
 _MESSAGES_PER_ROUND = 256
 _LOCATION_BYTES = 64 << 10
 _BURIAL_S = 5.0
+_WRITING_S = 0.03
 _REPORT = struct.Struct("ii")
 _CREDENTIALS = struct.Struct("iii")
 
 Reply = TypeVar("Reply", bound=wire.Message)
 _decoder: "msgspec.msgpack.Decoder[wire.KernelMessage]" = msgspec.msgpack.Decoder(wire.KernelMessage)
-
-
-class Printed(msgspec.Struct, frozen=True):
-    """Bytes from one of the pipes."""
-
-    stream: Literal["stdout", "stderr"]
-    data: bytes
-
-
-class Died(msgspec.Struct, frozen=True):
-    """pid 1 reaped the kernel."""
-
-    status: int
-
-
-class Gone(msgspec.Struct, frozen=True):
-    """The kernel can no longer be talked to, and nobody reported its death."""
-
-    reason: str
-
-
-class Pressed(msgspec.Struct, frozen=True):
-    """The session's cgroup reports that memory is short."""
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """A frozen copy of the kernel, asleep."""
-
-    pid: int
-    pid_inside: int
-
-
-Happening = Printed | Died | Gone | Pressed | wire.KernelMessage
 
 
 class Kernel:
@@ -90,7 +60,7 @@ class Kernel:
         os.set_blocking(trace, False)
         self._memory_watch: MemoryWatch | None = None
         self._early: list[Happening] = []
-        self._pidfds: dict[int, int] = {}
+        self._pidfds = Pidfds()
         self._pid_inside = 0
         self._reaped: set[int] = set()
         self._control = control
@@ -158,31 +128,30 @@ class Kernel:
         self._epoll.register(watch.fd, watch.epoll_events)
 
     def is_alive(self) -> bool:
-        return self._lives(self.pid)
+        return self._pidfds.lives(self.pid)
 
     def has_snapshot(self) -> bool:
-        return self.snapshot is not None and self._lives(self.snapshot.pid)
-
-    def _lives(self, pid: int) -> bool:
-        if pid not in self._pidfds:
-            return False
-        ended = select.poll()
-        ended.register(self._pidfds[pid], select.POLLIN)
-        return not ended.poll(0)
+        return self.snapshot is not None and self._pidfds.lives(self.snapshot.pid)
 
     def interrupt(self) -> bool:
         """Send SIGINT; False if it would be lost, because the cell has not begun (the guest ignores it then)."""
         if _ignores(self.pid, signal.SIGINT):
             return False
-        self._signal(self.pid, signal.SIGINT)
+        self._pidfds.signal_main_thread(self.pid, signal.SIGINT)
         return True
 
     def warn_of_memory(self) -> None:
-        self._signal(self.pid, wire.MEMORY_SIGNAL)
+        self._pidfds.signal_main_thread(self.pid, wire.MEMORY_SIGNAL)
 
     def ask_location(self) -> None:
         """Have the kernel write down where it is, in the midst of whatever it does."""
-        self._signal(self.pid, wire.LOCATION_SIGNAL)
+        self._pidfds.signal_main_thread(self.pid, wire.LOCATION_SIGNAL)
+
+    async def wait_location(self, timeout_s: float) -> None:
+        """Until it has; or the time is over."""
+        with anyio.move_on_after(timeout_s):
+            await anyio.wait_readable(self._trace)
+            await anyio.sleep(_WRITING_S)  # it comes in pieces, and the last of them is the one that counts
 
     def read_location(self) -> str:
         """What it wrote down last, on our asking or in a crash: a traceback, or nothing."""
@@ -193,11 +162,24 @@ class Kernel:
 
     def kill(self) -> None:
         """End the kernel, and it alone: its snapshot, if it has one, can take its place."""
-        self._signal(self.pid, signal.SIGKILL)
+        self._pidfds.signal(self.pid, signal.SIGKILL)
 
     def kill_session(self) -> None:
         """End the session's processes, all of them: with its pid 1 goes the pid namespace."""
-        self._signal(self.init_pid, signal.SIGKILL)
+        self._pidfds.signal(self.init_pid, signal.SIGKILL)
+
+    def init_handle(self) -> int:
+        """A pidfd of the session's pid 1, ours to close."""
+        if self.init_pid not in self._pidfds:
+            raise ProcessLookupError("the session's pid 1 is gone")
+        return self._pidfds[self.init_pid]
+
+    async def restage(self, timeout_s: float) -> wire.Restaged | None:
+        """Have the kernel move to the stage that was mounted under it. None: it is lost, or does not answer."""
+        with anyio.move_on_after(timeout_s):
+            await self.send(wire.Restage())
+            return await self.expect(wire.Restaged)
+        return None
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 
@@ -205,8 +187,9 @@ class Kernel:
         """Have the kernel fork a frozen copy; the one before it is dropped. None, or why there is none now."""
         before, self.snapshot = self.snapshot, None
         self._reaped.clear()
+        if before is not None:  # of no use any more; it dies while its successor is born
+            self._pidfds.signal(before.pid, signal.SIGKILL)
         try:
-            self._epoll.register(self._wake.fileno(), select.EPOLLIN)
             with anyio.fail_after(timeout_s):
                 await self.send(wire.TakeSnapshot())
                 snapped = await self.expect(wire.Snapped)
@@ -218,7 +201,6 @@ class Kernel:
         except TimeoutError:
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
-            self._epoll.unregister(self._wake.fileno())
             await self._bury(before)
         self.snapshot = Snapshot(sleeper, snapped.pid)
         return None
@@ -229,9 +211,9 @@ class Kernel:
         if snapshot is None:
             return None
         self._discard_leftovers()
-        self._part_from(self.pid)
+        self._pidfds.part_from(self.pid)
         try:
-            self._signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it
+            self._pidfds.signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it
             self._wake.send(b"wake")
             with anyio.fail_after(timeout_s):
                 self.pid, self._pid_inside = snapshot.pid, snapshot.pid_inside
@@ -248,10 +230,10 @@ class Kernel:
         """Kill it and wait until it is gone: who is frozen while he dies keeps his memory until the thaw."""
         if snapshot is None or snapshot.pid not in self._pidfds:
             return
-        self._signal(snapshot.pid, signal.SIGKILL)
+        self._pidfds.signal(snapshot.pid, signal.SIGKILL)
         with anyio.move_on_after(_BURIAL_S):
             await anyio.wait_readable(self._pidfds[snapshot.pid])
-        self._part_from(snapshot.pid)
+        self._pidfds.part_from(snapshot.pid)
 
     async def expect(self, kind: type[Reply]) -> Reply | None:
         """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
@@ -270,6 +252,14 @@ class Kernel:
     async def _wait_asleep(self, pid_inside: int) -> int | None:
         """The sleeper's pid. Any process of the session can write to this socket: only the one that the kernel named,
         by the number that Linux attests, is heard. None: it ended, or the socket is shut."""
+        # Watched only now: it would be readable all the while that the kernel is busy with something else.
+        self._epoll.register(self._wake.fileno(), select.EPOLLIN)
+        try:
+            return await self._hear_sleeper(pid_inside)
+        finally:
+            self._epoll.unregister(self._wake.fileno())
+
+    async def _hear_sleeper(self, pid_inside: int) -> int | None:
         while not (pid_inside in self._reaped or any(isinstance(event, (Died, Gone)) for event in self._early)):
             await anyio.wait_readable(self._epoll)
             try:
@@ -282,7 +272,7 @@ class Kernel:
                 continue
             if not word:
                 return None
-            if word == b"asleep" and _number_inside(pid) == pid_inside and self._meet(pid) in self._pidfds:
+            if word == b"asleep" and _number_inside(pid) == pid_inside and self._pidfds.meet(pid) in self._pidfds:
                 return pid
         return None
 
@@ -302,10 +292,10 @@ class Kernel:
         self._control.close()
         self._reports.close()
         self._wake.close()
-        for fd in [self._trace, *self._pipes, *self._pidfds.values()]:
+        for fd in [self._trace, *self._pipes]:
             os.close(fd)
         self._pipes.clear()
-        self._pidfds.clear()
+        self._pidfds.close()
 
     async def _send_packet(self, packet: bytes) -> None:
         while True:
@@ -323,7 +313,7 @@ class Kernel:
                 if not packet:
                     self._forget_socket(self._control)
                     return [*messages, Gone("it closed its control socket")]
-                self.pid = self.pid or self._meet(pid)
+                self.pid = self.pid or self._pidfds.meet(pid)
                 body = self._assembler.feed(packet)
                 if body is not None:
                     messages.append(wire.decode(body, _decoder))
@@ -345,37 +335,22 @@ class Kernel:
                 if len(report) < _REPORT.size:
                     self._forget_socket(self._reports)
                     return [*deaths, Gone("its pid 1 is gone")]
-                self.init_pid = self.init_pid or self._meet(pid)
+                self.init_pid = self.init_pid or self._pidfds.meet(pid)
                 reaped, status = _REPORT.unpack(report)
                 self._reaped.add(reaped)
                 if reaped and reaped == self._pid_inside:
                     deaths.append(Died(status))
                 elif self.snapshot is not None and reaped == self.snapshot.pid_inside:
-                    self._part_from(self.snapshot.pid)
+                    self._pidfds.part_from(self.snapshot.pid)
                     self.snapshot = None  # user code may kill it: then this run is unprotected, and nothing worse
         except (BlockingIOError, InterruptedError):
             return deaths
-
-    def _meet(self, pid: int) -> int:
-        """Hold on to a process: a number may be another's by the time we use it, a pidfd never is."""
-        with suppress(ProcessLookupError):
-            self._pidfds[pid] = os.pidfd_open(pid)
-        return pid
-
-    def _part_from(self, pid: int) -> None:
-        if (handle := self._pidfds.pop(pid, None)) is not None:
-            os.close(handle)
 
     def _read_pressure(self, ready: set[int]) -> list[Happening]:
         if self._memory_watch is None or self._memory_watch.fd not in ready:
             return []
         self._memory_watch.acknowledge()
         return [Pressed()]
-
-    def _signal(self, pid: int, number: int) -> None:
-        if pid in self._pidfds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfds[pid], number)
 
     def _forget_pipe(self, fd: int) -> None:
         self._epoll.unregister(fd)

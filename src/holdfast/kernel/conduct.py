@@ -14,18 +14,23 @@ import msgspec
 
 from holdfast.config import Limits
 from holdfast.kernel import wire
-from holdfast.kernel.client import Died, Gone, Happening, Kernel, Pressed, Printed
+from holdfast.kernel.client import Kernel
+from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed
 from holdfast.kernel.output import RunOutput
 from holdfast.model import Display, Displayed, DisplaysCleared, Event, Output
 
 Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
+OnSave = Callable[[wire.Saving], Awaitable[str]]
+"""Keeps what a cell saves on the way; returns why not, or nothing."""
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _METADATA_CHARACTERS = 64 << 10
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.005
-_LOCATION_S = 0.005
+_LOCATION_S = 0.1
+"""How long a kernel that is to be killed has to write down where it is. One that does nothing wrong takes a
+millisecond; who blocks the signal waits it out."""
 _DEATH_REPORT_S = 0.5
 """How long a kernel that fell silent has for its death to be reported."""
 
@@ -102,7 +107,14 @@ class Conduct:
     """One request under way. `stop` may be called by others while `run` waits."""
 
     def __init__(
-        self, kernel: Kernel, output: RunOutput, limits: Limits, *, emit: Emit | None, ask: Ask | None
+        self,
+        kernel: Kernel,
+        output: RunOutput,
+        limits: Limits,
+        *,
+        emit: Emit | None = None,
+        ask: Ask | None = None,
+        on_save: OnSave | None = None,
     ) -> None:
         self.output = output
         self.shelf = Shelf(limits)
@@ -110,12 +122,14 @@ class Conduct:
         self._limits = limits
         self._emit = emit
         self._ask = ask
+        self._on_save = on_save
         self._started = time.monotonic()
         self._deadline = float("inf")
         self._deadline_message = ""
         self._turn = 0
         self._guards: list[Guard] = []
         self._stop: Stop | None = None
+        self._ask_again_at = float("inf")
         self._kill_at = float("inf")
         self._give_up_at = float("inf")
         self._killed = False
@@ -130,8 +144,10 @@ class Conduct:
         if self._stop is not None:
             return
         self._stop = stop
-        self._kill_at = time.monotonic() + (0 if stop.at_once else self._limits.interrupt_grace_s)
+        now, grace_s = time.monotonic(), self._limits.interrupt_grace_s
+        self._kill_at = now + (0 if stop.at_once else grace_s)
         if not stop.at_once:
+            self._ask_again_at = now + grace_s / 2
             self._heard = self._kernel.interrupt()
 
     async def run(self, request: wire.Execute | wire.Shell, *, timeout_s: float, guards: list[Guard]) -> Outcome:
@@ -150,7 +166,7 @@ class Conduct:
 
     async def abandon(self, stop: Stop) -> Outcome:
         """End it for a caller who is gone: nothing runs on unattended."""
-        self._emit = self._ask = None
+        self._emit = self._ask = self._on_save = None
         self.stop(stop)
         return await self._end()
 
@@ -162,6 +178,8 @@ class Conduct:
                 self.stop(Stop(reason="timeout", message=self._deadline_message))
             if now >= self._kill_at and not self._killed:
                 await self._kill()
+            if now >= self._ask_again_at:  # IPython swallows one that comes in the midst of a hook of its own
+                self._heard, self._ask_again_at = False, float("inf")
             if not self._heard:  # the cell had not begun when it was asked to end
                 self._heard = self._kernel.interrupt()
             tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
@@ -189,7 +207,7 @@ class Conduct:
     async def _kill(self) -> None:
         self._killed = True
         self._kernel.ask_location()
-        await anyio.sleep(_LOCATION_S)
+        await self._kernel.wait_location(_LOCATION_S)
         self._give_up_at = time.monotonic() + _DEATH_REPORT_S
         self._kernel.kill()
 
@@ -238,6 +256,10 @@ class Conduct:
                 answer = await self._ask(message.prompt, message.password)
                 with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
                     await self._kernel.send(wire.Answer(text=answer))
+            case wire.Saving():
+                refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
+                with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
+                    await self._kernel.send(wire.SavedReply(refused=refused))
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 

@@ -3,8 +3,8 @@
 It exists for one property: however the host dies, the keeper sees it and exits, and Linux then ends every
 process of the namespace and, with them, every mount. Nothing can be left running.
 
-It starts zygotes on request, reaps, and does nothing else. Started by `nodes.local` as
-`python -c … <control fd> <host pidfd>`.
+On request it starts zygotes and gives live sessions another stage; it reaps, and does nothing else. Started by
+`nodes.local` as `python -c … <control fd> <host pidfd>`.
 """
 
 import os
@@ -17,9 +17,13 @@ import traceback
 import msgspec
 
 from holdfast.kernel import wire
-from holdfast.sandbox import linux, mounts, namespaces
+from holdfast.sandbox import linux, mounts, namespaces, overlay
 
-_decoder = msgspec.msgpack.Decoder(wire.StartZygote)
+_decoder: "msgspec.msgpack.Decoder[wire.StartZygote | wire.Stage]" = msgspec.msgpack.Decoder(
+    wire.StartZygote | wire.Stage
+)
+_stagers: set[int] = set()
+"""Children that mount a stage and have not been reaped."""
 _ZYGOTE = f"import sys; sys.path.append({mounts.PACKAGE_ROOT!r}); from holdfast.kernel.zygote import main; main()"
 
 
@@ -47,17 +51,20 @@ def _keep(control: socket.socket, host: int) -> None:
     poll.register(host, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poll.poll(1000)}
-        _reap()
+        _reap(control)
         if host in ready:
             os._exit(0)
         if control.fileno() in ready:
             _answer(control)
 
 
-def _reap() -> None:
+def _reap(control: socket.socket) -> None:
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if pid in _stagers and status != 0:  # it answers, or ends otherwise than by 0
+                wire.send_with_fds(control, wire.Refused(reason="whoever was to mount it died"), [])
+            _stagers.discard(pid)
     except ChildProcessError:
         pass
 
@@ -69,10 +76,36 @@ def _answer(control: socket.socket) -> None:
     request = _decoder.decode(body)
     pid = os.fork()
     if pid == 0:
-        _become_zygote(request, fds)
+        _carry_out(control, request, fds)
     for fd in fds:
         os.close(fd)
-    wire.send_with_fds(control, wire.Forked(pid=pid), [])
+    if isinstance(request, wire.Stage):
+        _stagers.add(pid)
+    else:
+        wire.send_with_fds(control, wire.Forked(pid=pid), [])
+
+
+def _carry_out(control: socket.socket, request: wire.StartZygote | wire.Stage, fds: list[int]) -> None:
+    match request:
+        case wire.StartZygote():
+            _become_zygote(request, fds)
+        case wire.Stage():
+            _stage(control, request, fds)
+
+
+def _stage(control: socket.socket, request: wire.Stage, fds: list[int]) -> None:
+    """In a child: whoever has entered a session's mount namespace never comes back."""
+    try:
+        (init,) = fds
+        reply: wire.Message = wire.Staged()
+        try:
+            overlay.replace(request.directory, request.stage, init=init)
+        except OSError as error:
+            reply = wire.Refused(reason=f"{type(error).__name__}: {error}")
+        wire.send_with_fds(control, reply, [])
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def _become_zygote(request: wire.StartZygote, fds: list[int]) -> None:

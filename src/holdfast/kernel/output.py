@@ -48,6 +48,7 @@ class RunOutput:
         self._log_bytes = log_bytes
         self._files: dict[str, BinaryIO] = {}
         self.logged_bytes = 0
+        self._cut_short = False
         self.over_limit = False
 
     def add(self, stream: StreamName, data: bytes) -> str:
@@ -76,17 +77,16 @@ class RunOutput:
     def _log(self, stream: str, data: bytes) -> None:
         room = self._log_bytes - self.logged_bytes
         self.over_limit = self.over_limit or len(data) > room
-        if room <= 0:
+        self.logged_bytes += min(room, len(data))
+        if room <= 0 or self._cut_short:
             return
-        if stream not in self._files:
-            self._files[stream] = open(log_file(self._log_path, stream), "wb", buffering=0)  # noqa: SIM115
         try:
+            if stream not in self._files:
+                self._files[stream] = open(log_file(self._log_path, stream), "wb", buffering=0)  # noqa: SIM115
             self._files[stream].write(data[:room])
         except OSError:
             # The host's disk is full: the result still has head and tail, the log ends here.
-            self._log_bytes = self.logged_bytes
-            return
-        self.logged_bytes += min(room, len(data))
+            self._cut_short = True
 
 
 def log_file(log: Path, stream: str) -> Path:

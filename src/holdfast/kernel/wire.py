@@ -2,7 +2,7 @@
 
 Three conversations, all over SOCK_SEQPACKET so that a dying writer cannot leave half a packet:
 
-    host ⇄ keeper     `StartZygote` → `Forked` | `Refused`
+    host ⇄ keeper     `StartZygote` → `Forked` | `Refused`; `Stage` → `Staged` | `Refused`
     host ⇄ zygote     `ForkSession` → `Forked` | `Refused`
     host ⇄ kernel     the requests below → any number of events, then one reply
 
@@ -63,10 +63,24 @@ class StartZygote(Message, frozen=True):
     """Directory of the `holdfast` package itself, as a host path."""
 
 
+class Stage(Message, frozen=True):
+    """Give a session an overlay of its own over the committed files, in place of the one it has.
+
+    With it travels a pidfd of the session's pid 1, in whose mount namespace it happens.
+    """
+
+    directory: str
+    """The session's directory, as a host path."""
+    stage: str
+    """Where the changes go: a name below `stages` there."""
+
+
 class ForkSession(Message, frozen=True):
     """Fork one confined kernel. With it travel: control, reports, wake, trace, stdout, stderr, cgroups…"""
 
     session: str
+    stage: str
+    """Where its changes go: a name below `stages` in the session's directory."""
     kernel_id: int
     """User and group of the kernel, as the zygote's user namespace numbers them."""
     init_id: int
@@ -82,6 +96,10 @@ class ForkSession(Message, frozen=True):
 
 class Forked(Message, frozen=True):
     pid: int
+
+
+class Staged(Message, frozen=True):
+    pass
 
 
 class Refused(Message, frozen=True):
@@ -122,6 +140,40 @@ class TakeSnapshot(Message, frozen=True):
     """Fork a frozen copy of yourself, threads included. Answered by `Snapped`; by the copy, once woken, `Woken`."""
 
 
+class Restage(Message, frozen=True):
+    """The workspace was mounted anew: change directory again, and re-open its files in place. → `Restaged`"""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing to verify inside the sandbox before the point of no return."""
+
+    name: str
+    """How the result is called: the path, or the assertion's text."""
+    path: str = ""
+    """A file relative to /mnt/data that `format` is to be tried on."""
+    format: str = ""
+    """parquet, csv, json or image; empty: `code` is an assertion."""
+    columns: list[str] = []
+    """That the file must have."""
+    min_rows: int = 0
+    code: str = ""
+    """Python, evaluated over a copy of the live names; an expression that is false, or an exception, is a failure."""
+
+
+class Verify(Message, frozen=True):
+    """Try these, in order. → `Probed`"""
+
+    turn: int
+    probes: list[Probe]
+
+
+class SavedReply(Message, frozen=True):
+    """What became of `Saving`."""
+
+    refused: str = ""
+    """Why not; empty: it is durable."""
+
+
 class Answer(Message, frozen=True):
     """What the user typed after `Asked`."""
 
@@ -155,6 +207,14 @@ class Asked(Message, frozen=True):
     password: bool = False
 
 
+class Saving(Message, frozen=True):
+    """`kit.save`: these files are finished and are to be kept whatever becomes of the run. → `SavedReply`"""
+
+    paths: list[str]
+    """Relative to /mnt/data, as `holdfast.paths.to_text` writes them."""
+    step: str = ""
+
+
 class Raised(Message, frozen=True):
     """The exception that ended the cell."""
 
@@ -183,6 +243,21 @@ class Finished(Message, frozen=True):
     count: int = 0
     exit_code: int | None = None
     threads: list[str] = []
+    names: dict[str, str] = {}
+    """Names that the cell bound anew, as far as identity shows: name -> type."""
+    gone: list[str] = []
+    """Names that the cell took away."""
+
+
+class Restaged(Message, frozen=True):
+    not_reopened: list[str] = []
+    """Open files whose path leads nowhere any more, in words."""
+
+
+class Probed(Message, frozen=True):
+    turn: int
+    failures: list[str]
+    """One per probe, in order: why it failed; empty: it holds."""
 
 
 class Completed(Message, frozen=True):
@@ -224,9 +299,12 @@ class Named(Message, frozen=True):
     names: dict[str, Name]
 
 
-HostRequest = Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Answer
-KernelMessage = Shown | Cleared | Asked | Raised | Ready | Finished | Completed | Inspected | Named | Snapped | Woken
-Supervision = Forked | Refused
+HostRequest = Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Restage | Verify | SavedReply | Answer
+KernelMessage = (
+    Shown | Cleared | Asked | Saving | Raised
+    | Ready | Finished | Completed | Inspected | Named | Snapped | Woken | Restaged | Probed
+)  # fmt: skip
+Supervision = Forked | Staged | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
+from holdfast.guest import renames
 from holdfast.guest.main import Guest
 from holdfast.guest.shell import GuestShell, make_shell
 from holdfast.guest.snapshots import Snapshots
@@ -78,6 +79,7 @@ def _warm_up() -> GuestShell:
     if "matplotlib.pyplot" in loaded:
         shell.run_cell(_WARM_PLOT)
     shell.forget()
+    renames.install()
     return shell
 
 

@@ -7,6 +7,8 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -15,12 +17,13 @@ import msgspec
 
 from holdfast.config import Limits
 from holdfast.environments import Environment
-from holdfast.errors import KernelStartFailed, SandboxUnavailable
+from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
 from holdfast.home import Home
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox.overlay import OverlayUnavailable
 
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
@@ -87,8 +90,10 @@ class LocalNode:
         """Have a zygote ready for this environment."""
         await self._zygote(environment)
 
-    async def fork(self, environment: Environment, *, session: str, ids: Ids, limits: Limits) -> Incarnation:
-        """A new, confined kernel for a session whose directories exist."""
+    async def fork(
+        self, environment: Environment, *, session: str, stage: str, ids: Ids, limits: Limits
+    ) -> Incarnation:
+        """A new, confined kernel for a session whose directories, and those of the stage, exist."""
         name = f"{session}-{secrets.token_hex(3)}"
         cgroup = self.tree.create(
             name,
@@ -100,7 +105,7 @@ class LocalNode:
             ),
         )
         request = wire.ForkSession(
-            session=session, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
+            session=session, stage=stage, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
             shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes if self.tree.kind == "watchdog" else None,
@@ -113,6 +118,22 @@ class LocalNode:
             raise
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup)
+
+    async def stage(self, kernel: Kernel, directory: Path, stage: str) -> None:
+        """Mount another stage in a live session, which may be frozen. `Kernel.restage` tells its kernel.
+
+        Refused, the session has the stage that it had; or, if that was lost on the way, it is dead.
+        """
+        if self._keeper is None or self._keeper.is_broken():
+            raise KernelStartFailed("the keeper is gone", hint="open the home again")
+        request = wire.Stage(directory=str(directory), stage=stage)
+        try:
+            await self._keeper.ask(request, [kernel.init_handle()], timeout_s=_FORK_TIMEOUT_S)
+        except (LineBroken, TimeoutError, ProcessLookupError) as error:
+            raise KernelStartFailed(
+                f"the stage could not be mounted: {error or type(error).__name__}",
+                hint=f"see {self._home.logs / 'keeper.log'}, and run `holdfast doctor`",
+            ) from error
 
     async def close(self) -> None:
         """End the keeper, and with it every process that was ever started here."""
@@ -198,15 +219,16 @@ class Line:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
-    async def ask(self, request: wire.Message, fds: list[int], *, timeout_s: float) -> wire.Forked:
-        async with self._turn:
+    async def ask(self, request: wire.Message, fds: list[int], *, timeout_s: float) -> wire.Forked | wire.Staged:
+        # Shielded: an answer that nobody waited for would be taken for the next one's.
+        async with self._turn, _shielded():
             try:
                 wire.send_with_fds(self._sock, request, fds)
             except OSError as error:
                 raise LineBroken(str(error)) from error
             return await self.receive(timeout_s=timeout_s)
 
-    async def receive(self, *, timeout_s: float) -> wire.Forked:
+    async def receive(self, *, timeout_s: float) -> wire.Forked | wire.Staged:
         with anyio.fail_after(timeout_s):
             await anyio.wait_readable(self._sock)
         try:
@@ -215,13 +237,17 @@ class Line:
             raise LineBroken(str(error)) from error
         if not packet:
             raise LineBroken("it closed the line")
-        self.peer_pid = int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
+        # By its first answer: later ones may come from a child that it had do the work, and that is gone by now.
+        self.peer_pid = self.peer_pid or int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
         answer = wire.decode(packet[1:], _decoder)
         if isinstance(answer, wire.Refused):
-            raise KernelStartFailed(answer.reason.strip(), hint="run `holdfast doctor`")
+            raise _refusal(answer.reason.strip())
         return answer
 
     def is_broken(self) -> bool:
+        """A session that is just being forked holds a copy of the zygote's socket: that it is open proves nothing."""
+        if self.peer_pid and not _is_alive(self.peer_pid):
+            return True
         try:
             return self._sock.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
@@ -231,6 +257,30 @@ class Line:
 
     def close(self) -> None:
         self._sock.close()
+
+
+@asynccontextmanager
+async def _shielded() -> AsyncIterator[None]:
+    with anyio.CancelScope(shield=True):
+        yield
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as status:
+            return status.read().rpartition(b")")[2].split()[0] != b"Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _refusal(reason: str) -> HoldfastError:
+    if OverlayUnavailable.__name__ in reason:
+        return SandboxUnavailable(
+            f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",
+            hint="load it (sudo modprobe overlay; Linux 5.11 or newer), and keep the home on a disk of its own kind: "
+            "ext4, xfs or btrfs, and not a container's own root (HOLDFAST_HOME=…). `holdfast doctor` tries it",
+        )
+    return KernelStartFailed(reason, hint="run `holdfast doctor`")
 
 
 def _raise_open_files_limit() -> None:

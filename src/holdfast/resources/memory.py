@@ -15,6 +15,7 @@ At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and look
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Protection:
         self._resting = self._allowed = watch.resting_bytes if watch else cap_bytes
         self._warned_at: float | None = None
         self._had_grace = False
+        self.pinned = False
+        """The snapshot is never given up: under pressure the run dies instead."""
         self._dying = 0
         """A child that was killed for its size; its memory is on its way back."""
         if watch is not None:
@@ -70,13 +73,17 @@ class Protection:
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
             self._allow(self._resting)
 
-    async def roll_back(self) -> wire.Woken | None:
-        """Put the snapshot in the kernel's place. None: there is none, or it did not come up; memory is lost."""
+    async def roll_back(self, between: Callable[[], Awaitable[None]]) -> wire.Woken | None:
+        """Put the snapshot in the kernel's place. None: there is none, or it did not come up; memory is lost.
+
+        `between` is done when the one is dead and the other has not yet woken.
+        """
         if not self._kernel.has_snapshot():
             return None
         self._kernel.kill()
         keep = self.keep - {self._kernel.pid}
         await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
+        await between()
         woken = await self._kernel.wake_snapshot(_WAKE_S)
         if woken is None:
             self._unprotected = "the snapshot did not wake"
@@ -94,9 +101,7 @@ class Protection:
         own = pinned - copies
         hog = self._larger_child() if own >= self._soft else None
         if own >= self._soft and hog is None and self._warned_at is None:
-            self._warned_at = time.monotonic()
-            self._kernel.ask_location()  # once it is held up it cannot answer
-            self._kernel.warn_of_memory()
+            self._warn(now)
         if own >= self._cap and hog is not None:
             self._dying = hog
             with suppress(ProcessLookupError):
@@ -109,6 +114,14 @@ class Protection:
         may_go_on = own < self._cap or not self._had_grace
         self._had_grace = self._had_grace or own >= self._cap
         return None if may_go_on and await self._make_room(now, copies) else self._out_of_memory(own)
+
+    def _warn(self, now: int) -> None:
+        """With some room before: a thread that waits for a lock takes its signal at once and writes it to its stack. At
+        the cap a page of it that the snapshot shares cannot be copied, and the kernel would die of SIGSEGV."""
+        self._warned_at = time.monotonic()
+        self._allow(max(self._allowed, min(max(self._cap, now) + self._slack, self._ceiling)))
+        self._kernel.ask_location()  # once it is held up it cannot answer
+        self._kernel.warn_of_memory()
 
     def _larger_child(self) -> int | None:
         """Whoever took more than the kernel itself goes first, as the system's own choice would be."""
@@ -130,7 +143,7 @@ class Protection:
         wanted = max(self._cap, now) + self._slack
         if wanted <= self._ceiling:
             self._allow(wanted)
-        elif self._kernel.snapshot is not None and copies > 0:
+        elif self._kernel.snapshot is not None and copies > 0 and not self.pinned:
             await self._kernel.drop_snapshot()
             self._unprotected = _DROPPED
         else:

@@ -1,6 +1,10 @@
-"""A session's disk: `/mnt/data`, `/tmp` and `$HOME`, as three directories side by side.
+"""A session's disk: what is committed of `/mnt/data`, `/tmp` and `$HOME`, and the stages on which runs change them.
 
-All in it is the guest's: names, depth, links, modes. The host walks it without following a link and without
+    files/{data,tmp,home}    committed: the lower layer
+    stages/<stage>[.work]    one run's changes: the upper layer, and the overlay's own directory
+    blobs/ manifests/ log/   the host's
+
+All in the first two is the guest's: names, depth, links, modes. The host walks it without following a link and without
 recursion, and only while it must.
 """
 
@@ -14,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast import durable
+from holdfast.resources.descent import Cursor
 from holdfast.sandbox.mounts import DIRECTORIES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,30 +32,78 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workspace:
-    """The three directories of one session."""
+    """The directories of one session."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.files = path / "files"
+        self.blobs = path / "blobs"
+        self.manifests = path / "manifests"
         self.logs = path / "log"
+        self._stages = path / "stages"
 
     def create(self, *, owner: int | None) -> None:
         """Make the directories; `owner` is the guest's host uid where the host may give files away."""
         self.path.mkdir(mode=0o700)
-        self.logs.mkdir(mode=0o700)
+        for own in (self.files, self._stages, self.blobs, self.manifests, self.logs):
+            own.mkdir(mode=0o700)
         for name in DIRECTORIES:
-            directory = self.path / name
+            directory = self.files / name
             directory.mkdir(mode=0o700)
             directory.chmod(0o1777 if name == "tmp" else 0o700)
             if owner is not None:
                 os.chown(directory, owner, owner)
 
+    def prepare(self, *, owner: int | None) -> None:
+        """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
+        if not self.path.exists():
+            self.create(owner=owner)
+        elif owner is not None and owner != self.owner:
+            _give(self.files, owner)
+
+    def new_stage(self) -> str:
+        """Make the directories of a stage; its name."""
+        name = secrets.token_hex(4)
+        for directory in (self.stage_path(name), self._stages / f"{name}.work"):
+            directory.mkdir(mode=0o700)
+        return name
+
+    def stage_path(self, name: str) -> Path:
+        """The upper layer of a stage."""
+        return self._stages / name
+
+    @property
+    def owner(self) -> int | None:
+        """The guest's host uid, which files put here from outside must have; None where that is our own."""
+        return (self.files / "data").stat().st_uid if os.geteuid() == 0 else None
+
+    def sweep_stages(self) -> None:
+        """Remove every stage. Nothing is mounted on one any more, and no run wants one."""
+        for path in self._stages.iterdir():
+            remove_tree(path)
+
+    def sweep(self) -> None:
+        """Remove what a host left that died: its stages, and files that it had not finished."""
+        self.sweep_stages()
+        for directory in (self.blobs, self.manifests):
+            durable.sweep(directory)
+
     def usage(self, pids: Iterable[int] = ()) -> Usage:
-        """What the directories hold, and what the session's processes hold of files that are in none any more."""
-        found = measure(self.path / name for name in DIRECTORIES)
-        return msgspec.structs.replace(found, size_bytes=found.size_bytes + unlinked_bytes(pids))
+        """What files and stages hold, and what the session's processes hold of files that are in none any more."""
+        found = measure([*(self.files / name for name in DIRECTORIES), self._stages])
+        return msgspec.structs.replace(found, size_bytes=found.size_bytes + self._unlinked_bytes(pids))
+
+    def _unlinked_bytes(self, pids: Iterable[int]) -> int:
+        return unlinked_bytes(pids, device=self.path.stat().st_dev)
 
     def remove(self) -> None:
         remove_tree(self.path)
+
+
+def _give(files: Path, owner: int) -> None:
+    with Cursor(files) as cursor:
+        for parts, _ in cursor.walk():
+            os.chown(parts[-1], owner, owner, dir_fd=cursor.fd, follow_symlinks=False)
 
 
 def measure(roots: Iterable[Path]) -> Usage:
@@ -69,7 +123,9 @@ def measure(roots: Iterable[Path]) -> Usage:
 def _walk(root: Path) -> Iterator[os.stat_result]:
     """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
     than a path, the stack or the number of descriptors reach."""
-    here = _enter(os.fspath(root))
+    here, mode = _enter(os.fspath(root))
+    shut = [mode]
+    """Modes to put back on the way up: they are part of what a run changed."""
     try:
         ahead: list[list[str]] = []
         while True:
@@ -80,15 +136,18 @@ def _walk(root: Path) -> Iterator[os.stat_result]:
                     ahead[-1].append(name)
             while not (below := _descend(here, ahead[-1])):
                 ahead.pop()
-                if not ahead:
+                above = os.open("..", _DIRECTORY, dir_fd=here) if ahead else None
+                _shut_again(here, shut.pop())
+                if above is None:
                     return
-                here = _replace(here, os.open("..", _DIRECTORY, dir_fd=here))
-            here = _replace(here, below)
+                here = _replace(here, above)
+            here = _replace(here, below[0])
+            shut.append(below[1])
     finally:
         os.close(here)
 
 
-def _descend(here: int, names: list[str]) -> int | None:
+def _descend(here: int, names: list[str]) -> tuple[int, int | None] | None:
     """The next subdirectory that can still be opened."""
     while names:
         name = names.pop()
@@ -97,16 +156,23 @@ def _descend(here: int, names: list[str]) -> int | None:
     return None
 
 
-def _enter(name: str, parent: int | None = None) -> int:
-    """Open a directory, whatever its mode: what a guest hides from itself is not hidden from the limit."""
-    try:
-        directory = os.open(name, _DIRECTORY, dir_fd=parent)
-    except PermissionError:  # ours to open, as the files' owner
-        os.chmod(name, 0o700, dir_fd=parent)
-        directory = os.open(name, _DIRECTORY, dir_fd=parent)
-    if os.geteuid() != 0 and os.fstat(directory).st_mode & 0o700 != 0o700:
-        os.fchmod(directory, 0o700)  # readable, but not to be walked through
-    return directory
+def _enter(name: str, parent: int | None = None) -> tuple[int, int | None]:
+    """Open a directory, whatever its mode: what a guest hides from itself is not hidden from the limit.
+
+    Returns its mode too, if that had to be changed.
+    """
+    if os.geteuid() == 0:
+        return os.open(name, _DIRECTORY, dir_fd=parent), None
+    mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    if not stat.S_ISDIR(mode) or mode & 0o700 == 0o700:
+        return os.open(name, _DIRECTORY, dir_fd=parent), None
+    os.chmod(name, 0o700, dir_fd=parent)  # ours to open, as the files' owner
+    return os.open(name, _DIRECTORY, dir_fd=parent), stat.S_IMODE(mode)
+
+
+def _shut_again(directory: int, mode: int | None) -> None:
+    if mode is not None:
+        os.fchmod(directory, mode)
 
 
 def _replace(old: int, new: int) -> int:
@@ -123,11 +189,11 @@ def _entries(directory: int) -> list[tuple[str, os.stat_result]]:
     return entries
 
 
-def unlinked_bytes(pids: Iterable[int]) -> int:
+def unlinked_bytes(pids: Iterable[int], *, device: int) -> int:
     """Disk held by files that were deleted while open or mapped: in no directory, and still there."""
     held: dict[int, int] = {}
     for pid in pids:
-        held |= _mapped_and_deleted(pid) | _open_and_deleted(pid)
+        held |= _mapped_and_deleted(pid, device) | _open_and_deleted(pid)
     return sum(held.values())
 
 
@@ -142,14 +208,18 @@ def _open_and_deleted(pid: int) -> dict[int, int]:
     return held
 
 
-def _mapped_and_deleted(pid: int) -> dict[int, int]:
-    """By the length of the mapping, which may be more than is on disk."""
+def _mapped_and_deleted(pid: int, device: int) -> dict[int, int]:
+    """By the length of the mapping, which may be more than is on disk.
+
+    On a stage that has been replaced, paths lack their beginning: what is on the workspace's device is known by that.
+    """
     held: dict[int, int] = {}
+    places, own = tuple(DIRECTORIES.values()), f"{os.major(device):02x}:{os.minor(device):02x}"
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            span, _, _, _, inode, *name = line.split(maxsplit=5)
-            if name and name[0].endswith(" (deleted)") and name[0].startswith(tuple(DIRECTORIES.values())):
-                first, last = (int(number, 16) for number in span.split("-"))
+            span, _, _, number, inode, *name = line.split(maxsplit=5)
+            if name and name[0].endswith(" (deleted)") and (number == own or name[0].startswith(places)):
+                first, last = (int(end, 16) for end in span.split("-"))
                 held[int(inode)] = held.get(int(inode), 0) + last - first
     return held
 

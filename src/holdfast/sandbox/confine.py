@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from holdfast.kernel.wire import ForkSession
-from holdfast.sandbox import linux, mounts, namespaces, privileges, seccomp
+from holdfast.sandbox import linux, mounts, namespaces, overlay, privileges, seccomp
 
 
 def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[], None]) -> None:
@@ -16,7 +16,8 @@ def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Cal
         os.close(fd)
     os.umask(0o022)
     namespaces.enter_session()
-    mounts.enter_session(request.session, shm_bytes=request.shm_bytes)
+    overlay.enter(f"{mounts.SESSIONS}/{request.session}", request.stage)
+    mounts.enter_session(shm_bytes=request.shm_bytes)
     namespaces.name_host_and_loopback()
     linux.unshare(linux.CLONE_NEWUSER)
     map_ids()

@@ -48,10 +48,20 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 _MACHINE = platform.machine()
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, -1)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, -1)
+_SYS_STATX = {"x86_64": 332, "aarch64": 291}.get(_MACHINE, -1)
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
 _SYS_CLOSE_RANGE = 436
+_SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
 _AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_STATX_MNT_ID = 0x1000
+_STATX_BYTES, _STATX_MNT_ID_AT = 256, 0x90
+_RESOLVE_NO_SYMLINKS = 4
 _MOUNT_ATTR_RDONLY_NOSUID_NODEV = 0x1 | 0x2 | 0x4
 
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -84,6 +94,35 @@ def lock_tree(target: str) -> None:
 
 def unmount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), f"unmount {target}")
+
+
+def open_tree(source: str) -> int:
+    """A copy of a mount, from this directory down, that is not attached anywhere yet."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), f"open_tree {source}")
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach what `open_tree` returned."""
+    arguments = (tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc.syscall(_SYS_MOVE_MOUNT, *arguments), f"move_mount to {target}")
+
+
+def mount_id(path: str | int) -> int:
+    """The number of the mount that a path or a descriptor is on. No two mounts that exist have the same."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    directory, name = (path, b"") if isinstance(path, int) else (_AT_FDCWD, os.fsencode(path))
+    arguments = (directory, name, _AT_EMPTY_PATH, _STATX_MNT_ID, buffer)
+    _check(_libc.syscall(_SYS_STATX, *arguments), f"statx {path}")
+    number: int = struct.unpack_from("Q", buffer, _STATX_MNT_ID_AT)[0]
+    return number
+
+
+def open_without_links(path: bytes, flags: int) -> int:
+    """open(2) of a path none of whose parts is a symbolic link; not to be inherited."""
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    arguments = (_AT_FDCWD, path, how, ctypes.c_size_t(len(how)))
+    return _check(_libc.syscall(_SYS_OPENAT2, *arguments), f"open {os.fsdecode(path)}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:

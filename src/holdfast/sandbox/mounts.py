@@ -9,7 +9,7 @@ inherits a private copy of that mount table and puts its own pieces on top (`ent
     /etc                  a handful of files made here
     /dev                  null zero full random urandom, and shm (RAM, counted against the cap)
     /proc                 a fresh one that shows the session's own processes
-    /mnt/data /tmp /home/user   the session's disk
+    /mnt/data /tmp /home/user   the session's disk, staged on an overlay
 
 There is no /sys, /root, /run of the host and no socket of it. All of it stays read-only for good: nobody inside
 holds a capability over this mount namespace.
@@ -31,9 +31,10 @@ HOME = "/home/user"
 GUEST_ID = 1000
 INIT_ID = 999
 DIRECTORIES = {"data": WORKSPACE, "tmp": "/tmp", "home": HOME}  # noqa: S108 (the guest's own)
-"""The subtrees of a session's directory, and where the guest finds them."""
+"""The areas of a session's files, and where the guest finds them."""
 
-_SESSIONS = "/.sessions"
+SESSIONS = "/.sessions"
+"""Where a session's first process finds the sessions' directories; gone before user code runs."""
 _READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -61,10 +62,10 @@ def build_root(*, root: str, prefix: str, base_prefix: str, python: str, package
     _bind(package, f"{root}{PACKAGE_ROOT}/holdfast")
     _make_etc(root)
     _make_dev(root)
-    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), _SESSIONS, "/.old"):
+    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), SESSIONS, "/.old"):
         os.makedirs(root + directory, exist_ok=True)
     os.symlink("/tmp", f"{root}/var/tmp")  # noqa: S108 (the guest's own)
-    linux.mount(sessions, root + _SESSIONS, flags=linux.MS_BIND)
+    linux.mount(sessions, root + SESSIONS, flags=linux.MS_BIND)
     linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     _pivot(root)
     return interpreter
@@ -75,13 +76,9 @@ def seal_root() -> None:
     linux.mount(None, "/", flags=_READ_ONLY & ~linux.MS_NODEV)
 
 
-def enter_session(session: str, *, shm_bytes: int) -> None:
-    """Put one session's pieces on this process's private copy of the template."""
-    for name, target in DIRECTORIES.items():
-        linux.mount(f"{_SESSIONS}/{session}/{name}", target, flags=linux.MS_BIND)
-        flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_NOSUID | linux.MS_NODEV
-        linux.mount(None, target, flags=flags)
-    linux.unmount(_SESSIONS, linux.MNT_DETACH)
+def enter_session(*, shm_bytes: int) -> None:
+    """Put a session's pieces on this process's private copy of the template; its disk is there (`overlay.enter`)."""
+    linux.unmount(SESSIONS, linux.MNT_DETACH)
     shared_memory = f"size={shm_bytes},mode=1777"
     linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, shared_memory)  # noqa: S108
     # Over the template's, not instead of it: in a user namespace the kernel grants a fresh /proc only to

@@ -5,6 +5,9 @@ import resource
 
 from holdfast.sandbox import linux
 
+_SPARE_FILES = 16
+"""Above the limit, for the kernel itself: it opens files again whose user has opened all he may."""
+
 
 def become(identity: int, *, may_set_groups: bool) -> None:
     """Take on a uid and gid of the session's user namespace and give up every capability, for good."""
@@ -24,7 +27,7 @@ def limit(*, file_bytes: int, open_files: int, processes: int | None) -> None:
     # 1 and not 0: a core_pattern that names a program starts it, as root of the host, whatever else the limit says.
     _lower(resource.RLIMIT_CORE, 1)
     _lower(resource.RLIMIT_FSIZE, file_bytes)
-    _lower(resource.RLIMIT_NOFILE, open_files)
+    _lower(resource.RLIMIT_NOFILE, open_files, spare=_SPARE_FILES)
     _lower(resource.RLIMIT_MEMLOCK, 8 << 20)
     _lower(resource.RLIMIT_MSGQUEUE, 1 << 20)
     _lower(resource.RLIMIT_SIGPENDING, 1024)  # counted against the host's user
@@ -40,10 +43,10 @@ def volunteer_for_oom_kill() -> None:
         score.write("500")
 
 
-def _lower(kind: int, value: int) -> None:
+def _lower(kind: int, value: int, *, spare: int = 0) -> None:
     _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
+    most = value + spare if hard == resource.RLIM_INFINITY else min(value + spare, hard)
+    resource.setrlimit(kind, (min(value, most), most))
 
 
 def _empty_bounding_set() -> None:

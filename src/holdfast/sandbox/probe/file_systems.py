@@ -1,4 +1,4 @@
-"""The mounts of a session: its /proc, its root, and the overlay that will stage its files."""
+"""The mounts of a session: its /proc, its root, and the overlay that stages its files."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.sandbox import linux, mounts, namespaces
+from holdfast.sandbox import linux, mounts, namespaces, overlay
 from holdfast.sandbox.probe import attempts, remedies
 from holdfast.sandbox.probe.finding import Finding
 
@@ -19,7 +19,7 @@ def findings(directory: Path | None) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="holdfast-probe-", dir=directory, ignore_cleanup_errors=True) as scratch:
         proc = attempts.outcome(attempts.inside(fresh_proc))
         root = attempts.outcome(attempts.inside(lambda: _guest_root(scratch)))
-        overlay = attempts.outcome(attempts.inside(lambda: _overlay(scratch)))
+        layers = attempts.outcome(attempts.inside(lambda: _overlay(scratch)))
     in_docker = "start the container with: docker run --security-opt systempaths=unconfined (or --privileged)"
     return [
         Finding(
@@ -32,9 +32,9 @@ def findings(directory: Path | None) -> list[Finding]:
             remedy="" if root[0] else remedies.allow_namespaces(),
         ),
         Finding(
-            name="overlayfs", required=False, ok=overlay[0], detail=overlay[1],
-            why="stages a run's files; not needed by this version yet",
-            remedy="" if overlay[0] else "sudo modprobe overlay (Linux 5.11 or newer)",
+            name="overlayfs", required=True, ok=layers[0], detail=layers[1],
+            why="stages a run's files, so that they commit or roll back",
+            remedy="" if layers[0] else "sudo modprobe overlay (Linux 5.11 or newer); in a container, home on a volume",
         ),
     ]  # fmt: skip
 
@@ -51,7 +51,8 @@ def fresh_proc() -> str:
 
 def _guest_root(scratch: str) -> str:
     """The zygote's and the session's own steps, on this interpreter."""
-    for name in ("root", *(f"sessions/probe/{name}" for name in mounts.DIRECTORIES)):
+    areas = (f"sessions/probe/files/{name}" for name in mounts.DIRECTORIES)
+    for name in ("root", *areas, "sessions/probe/stages/one", "sessions/probe/stages/one.work"):
         os.makedirs(f"{scratch}/{name}")
     linux.unshare(linux.CLONE_NEWNS)
     mounts.build_root(
@@ -60,7 +61,8 @@ def _guest_root(scratch: str) -> str:
     )  # fmt: skip
     mounts.seal_root()
     namespaces.enter_session()
-    mounts.enter_session("probe", shm_bytes=1 << 20)
+    overlay.enter(f"{mounts.SESSIONS}/probe", "one")
+    mounts.enter_session(shm_bytes=1 << 20)
     namespaces.name_host_and_loopback()
     if os.path.exists("/etc/shadow"):
         raise OSError(errno.EEXIST, "the host's /etc is still there")
@@ -74,7 +76,7 @@ def _overlay(scratch: str) -> str:
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     layers = ",".join(f"{name}dir={scratch}/overlay/{name}" for name in ("lower", "upper", "work"))
-    own = "" if _is_host_root() else ",userxattr"
+    own = overlay.mark_options()
     try:
         linux.mount("overlay", f"{scratch}/overlay/merged", "overlay", 0, layers + own)
         Path(f"{scratch}/overlay/merged/file").write_text("staged")
@@ -84,9 +86,4 @@ def _overlay(scratch: str) -> str:
         shutil.rmtree(f"{scratch}/overlay")  # here: an ordinary user may not enter the kernel's work/work
     if kept != "committed":
         raise OSError(errno.EINVAL, "a write went through to the lower layer")
-    return "mounted and written to" + ("" if _is_host_root() else " in a user namespace")
-
-
-def _is_host_root() -> bool:
-    """Asked inside a namespace, where everybody is 0."""
-    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    return "mounted and written to" + (" in a user namespace" if own else "")

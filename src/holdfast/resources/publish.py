@@ -1,0 +1,283 @@
+"""Moves what a run staged down into the committed tree. It is a redo: done again, from wherever it was cut short, it
+ends in the same tree.
+
+1. Before `Verified`, what is staged is durable (`prepare`).
+2. Before any name changes, the old contents that are about to lose theirs are durable in `blobs`.
+3. A staged file leaves the stage by the one rename that puts it in its place. So a file that is still staged has its
+   old content in place, and one that is not has arrived, which its digest must prove.
+4. All is removed first and then put, parents before what is in them. A directory goes by one rename into the stage,
+   with all that it holds: its files were kept by then.
+5. The stage is discarded when the tree is durable, and not before.
+
+Modes and owners are set again at each redo; so the one thing that a cut may cost is the time of a directory.
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from holdfast import durable
+from holdfast.blobs.local import LocalBlobs
+from holdfast.errors import SessionHalted
+from holdfast.faults import crashpoint
+from holdfast.paths import to_text
+from holdfast.records import Change
+from holdfast.resources import descent
+from holdfast.resources.descent import Cursor, Parts, kind_of, look, parts_of
+from holdfast.resources.handles import copy_content
+from holdfast.resources.hashing import digest
+from holdfast.resources.workspace import remove_tree
+
+_REMOVED = "removed-"
+_NEW_DIRECTORY_MODE = 0o755
+
+
+def prepare(stage: Path, changes: Sequence[Change]) -> None:
+    """Make durable what is staged, and where."""
+    put = sorted(parts_of(change) for change in changes if change.action != "removed")
+    if len(put) > durable.MANY:
+        durable.sync_filesystem(stage)
+    elif put:
+        with Cursor(stage) as cursor:
+            for parts in put:
+                _sync_file(cursor, parts)
+            _sync_directories(cursor, {parts[:depth] for parts in put for depth in range(len(parts) + 1)})
+        durable.sync_directory(stage.parent)
+    crashpoint("publish.prepared")
+
+
+def publish(
+    stage: Path,
+    files: Path,
+    changes: Sequence[Change],
+    blobs: LocalBlobs,
+    *,
+    redo: bool,
+    keep_old: bool = True,
+    same_inode: Container[Parts] = (),
+) -> None:
+    """Make `files` what the changes say; durable when it returns, and the stage is gone.
+
+    Files in `same_inode` are written into, where they are, instead of being replaced (see `handles`). Until that is
+    durable they stay in the stage as well, so that a redo knows no difference.
+
+    `redo` says that it may have been begun before: then whatever is published is hashed again. Raises SessionHalted if
+    something is not what the changes say.
+    """
+    stage.mkdir(mode=0o700, exist_ok=True)  # gone if all but the last step was done
+    ordered = sorted(changes, key=parts_of)
+    removed = [change for change in ordered if change.action == "removed"]
+    put = [change for change in ordered if change.action != "removed"]
+    with _Publishing(stage, files, redo=redo, same_inode=same_inode) as publishing:
+        if keep_old:
+            publishing.keep_old(ordered, blobs)
+        for change in removed:
+            publishing.remove(change)
+        for change in put:
+            publishing.put(change)
+        publishing.sync(files)
+    crashpoint("publish.synced")
+    discard(stage)
+    crashpoint("publish.discarded")
+
+
+def discard(stage: Path) -> None:
+    """Remove a stage and its work directory, as far as they are there."""
+    remove_tree(stage)
+    remove_tree(stage.with_name(f"{stage.name}.work"))
+
+
+class _Publishing:
+    """Two places that move together: what is staged, and where it belongs."""
+
+    def __init__(self, stage: Path, files: Path, *, redo: bool, same_inode: Container[Parts]) -> None:
+        self._redo = redo
+        self._same_inode = same_inode
+        self._trash = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._staged = Cursor(stage)
+        self._place = Cursor(files)
+        self._touched: dict[Parts, tuple[int, int] | None] = {}
+        """Directories whose names change, and the times that the guest saw on them."""
+
+    def keep_old(self, changes: Iterable[Change], blobs: LocalBlobs) -> None:
+        for change in changes:
+            if change.before and change.before != change.sha256 and self._is_old_in_place(change):
+                self._adopt(parts_of(change), change.before, blobs)
+                crashpoint("publish.kept")
+        blobs.sync()
+
+    def remove(self, change: Change) -> None:
+        *parent, name = parts_of(change)
+        old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
+        if old is None or kind_of(old) != change.kind:  # done before; something else may be there now
+            return
+        self._touch(tuple(parent))
+        self._clear(name)
+        crashpoint("publish.removed")
+
+    def put(self, change: Change) -> None:
+        *parent, name = parts_of(change)
+        staged = look(name, dir_fd=self._staged.fd) if self._staged.go(parent) else None
+        self._go_to_place(parent)
+        self._touch(tuple(parent))
+        if change.kind == "directory":
+            self._put_directory(change, name, staged)
+        elif staged is not None and kind_of(staged) == change.kind:
+            self._put_leaf(change, name)
+        else:
+            _confirm(change, name, dir_fd=self._place.fd)
+
+    def sync(self, files: Path) -> None:
+        """Only now: each name that is put or removed changes its directory's time."""
+        for parts, times in sorted(self._touched.items()):
+            if times and self._place.go(parts):
+                os.utime(self._place.fd, ns=times)
+        if len(self._touched) > durable.MANY:
+            durable.sync_filesystem(files)
+        else:
+            _sync_directories(self._place, self._touched)
+
+    # -- the single steps ----------------------------------------------------------------------------------------
+
+    def _is_old_in_place(self, change: Change) -> bool:
+        """By rule 3; what a directory replaces has no staged file to tell it, but is none itself."""
+        *parent, name = parts_of(change)
+        old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
+        if old is None or not stat.S_ISREG(old.st_mode):
+            return False
+        if change.action == "removed" or change.kind == "directory":
+            return True
+        return self._staged.go(parent) and look(name, dir_fd=self._staged.fd) is not None
+
+    def _adopt(self, parts: Parts, sha256: str, blobs: LocalBlobs) -> None:
+        name = parts[-1]
+        try:
+            if parts not in self._same_inode:
+                return blobs.adopt(self._place.fd, name, sha256, sync=False)
+        except PermissionError:  # to be copied, and closed to its owner
+            pass
+        if not blobs.has(sha256):
+            with os.fdopen(descent.open_regular(name, dir_fd=self._place.fd), "rb") as file:
+                blobs.put_stream(file)
+
+    def _put_directory(self, change: Change, name: bytes, staged: os.stat_result | None) -> None:
+        old = look(name, dir_fd=self._place.fd)
+        if old is None or not stat.S_ISDIR(old.st_mode):
+            if staged is None:
+                _halt(change, expected="a directory", found=kind_of(old) if old else None)
+            self._clear(name)
+            durable.mkdir(name, dir_fd=self._place.fd)
+        if staged is not None:
+            descent.own(name, staged.st_uid, dir_fd=self._place.fd)
+        descent.chmod(name, change.mode, dir_fd=self._place.fd)
+        self._touch(parts_of(change))
+        crashpoint("publish.made")
+
+    def _put_leaf(self, change: Change, name: bytes) -> None:
+        if self._redo:  # before it replaces anything
+            _confirm(change, name, dir_fd=self._staged.fd)
+        old = look(name, dir_fd=self._place.fd)
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            self._clear(name)
+        if old is not None and stat.S_ISREG(old.st_mode) and parts_of(change) in self._same_inode:
+            return self._write_into(name)
+        durable.rename(name, name, src_dir=self._staged.fd, dst_dir=self._place.fd)
+        crashpoint("publish.renamed")
+
+    def _write_into(self, name: bytes) -> None:
+        with durable.closing_fd(descent.open_regular(name, dir_fd=self._staged.fd)) as source:
+            status = os.fstat(source)
+            target = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._place.fd)
+            with durable.closing_fd(target):
+                os.ftruncate(target, 0)
+                crashpoint("publish.emptied")
+                copy_content(source, target, status.st_size)
+                os.fchmod(target, stat.S_IMODE(status.st_mode))
+                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+                durable.sync_file(target)
+        crashpoint("publish.written")
+        durable.unlink(name, dir_fd=self._staged.fd)
+
+    def _clear(self, name: bytes) -> None:
+        """Make a name free."""
+        old = look(name, dir_fd=self._place.fd)
+        if old is None:
+            return
+        if not stat.S_ISDIR(old.st_mode):
+            return durable.unlink(name, dir_fd=self._place.fd)
+        # Moving a directory changes its "..": that takes write permission on itself.
+        descent.chmod(name, 0o700, dir_fd=self._place.fd)
+        durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
+
+    def _go_to_place(self, parent: list[bytes]) -> None:
+        """Directories that no change names are made as they are staged (`restoring.fill_stage`)."""
+        if self._place.go(parent):
+            return
+        while (at := self._place.at) != tuple(parent):
+            name = parent[len(at)]
+            staged = look(name, dir_fd=self._staged.fd) if self._staged.go(at) else None
+            self._touch(at)
+            self._clear(name)
+            descent.make_directory(
+                name,
+                dir_fd=self._place.fd,
+                mode=stat.S_IMODE(staged.st_mode) if staged else _NEW_DIRECTORY_MODE,
+                owner=staged.st_uid if staged else None,
+            )
+            self._place.enter(name)
+        self._staged.go(parent)
+
+    def _touch(self, directory: Parts) -> None:
+        if directory not in self._touched:
+            status = os.fstat(self._staged.fd) if self._staged.go(directory) else None
+            self._touched[directory] = (status.st_atime_ns, status.st_mtime_ns) if status else None
+
+    def __enter__(self) -> "_Publishing":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._staged.close()
+        self._place.close()
+        os.close(self._trash)
+
+
+def _confirm(change: Change, name: bytes, *, dir_fd: int) -> None:
+    """Halt unless this is what the change says."""
+    status = look(name, dir_fd=dir_fd)
+    found: str | None = kind_of(status) if status else None
+    if found != change.kind:
+        _halt(change, expected=f"a {change.kind}", found=found)
+    if change.kind == "symlink":
+        target = to_text(os.readlink(name, dir_fd=dir_fd))
+        if target != change.target:
+            _halt(change, expected=f"a link to {change.target}", found=target)
+    elif change.sha256:
+        with durable.closing_fd(descent.open_regular(name, dir_fd=dir_fd)) as file:
+            sha256, _ = digest(file)
+        if sha256 != change.sha256:
+            _halt(change, expected=change.sha256, found=sha256)
+
+
+def _halt(change: Change, *, expected: str, found: str | None) -> NoReturn:
+    raise SessionHalted(
+        f"{change.area}/{change.path} is not what was verified: expected {expected}, found {found or 'nothing'}",
+        hint="something outside of Holdfast changed the session's files; `holdfast verify` says what still holds",
+    )
+
+
+def _sync_file(cursor: Cursor, parts: Parts) -> None:
+    """What is no regular file is durable with its directory."""
+    status = look(parts[-1], dir_fd=cursor.fd) if cursor.go(parts[:-1]) else None
+    if status is not None and stat.S_ISREG(status.st_mode):
+        with durable.closing_fd(descent.open_regular(parts[-1], dir_fd=cursor.fd)) as file:
+            durable.sync_file(file)
+
+
+def _sync_directories(cursor: Cursor, directories: Iterable[Parts]) -> None:
+    for parts in sorted(directories):
+        if cursor.go(parts):
+            durable.sync_directory(cursor.fd)

@@ -1,0 +1,153 @@
+"""Changes to the workspace that no code made: back to an older version, and what callers write from outside.
+
+Each fills a fresh stage, and goes on from there like any run: verified, journalled, published. Of an older version
+come back the files and their bytes, with the mode of new ones; empty directories and links stay as they are now (no
+manifest names them), unless a file needs their place.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast import durable
+from holdfast.blobs.local import LocalBlobs
+from holdfast.errors import FileUnknown, InvalidSetting
+from holdfast.paths import to_text
+from holdfast.records import Change, FileEntry
+from holdfast.resources import descent
+from holdfast.resources.descent import Cursor, kind_of, look, parts_of
+
+_AREA = b"data"
+_CHUNK = 1 << 20
+_FILE_MODE = 0o644
+_DIRECTORY_MODE = 0o755
+
+
+# -- back to an older version ------------------------------------------------------------------------------------
+
+
+def undo(files: Mapping[str, FileEntry], changes: Sequence[Change]) -> dict[str, FileEntry]:
+    """The files before a run's changes. Run by run it leads back from the current version to any other."""
+    before = dict(files)
+    for change in changes:
+        if change.area != "data":
+            continue
+        before.pop(change.path, None)
+        if change.before:
+            before[change.path] = FileEntry(path=change.path, sha256=change.before, bytes=change.before_bytes)
+    return before
+
+
+def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntry]) -> list[Change]:
+    """What leads from one version's files to another's."""
+    changes = [_removal(entry) for path, entry in current.items() if path not in target]
+    changes += [_put(entry, current.get(path)) for path, entry in target.items() if _differs(entry, current.get(path))]
+    return sorted(changes, key=parts_of)
+
+
+def fill_stage(stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: int | None) -> None:
+    """Write the files that changes put from blobs into a fresh stage. `prepare` makes them durable."""
+    with Cursor(stage) as staged:
+        for change in sorted(changes, key=parts_of):
+            if change.action == "removed" or change.kind != "file":
+                continue
+            *parent, name = parts_of(change)
+            _make_parents(staged, parent, None, owner=owner)
+            blobs.copy_to(change.sha256, staged.fd, name, mode=change.mode or _FILE_MODE, owner=owner)
+
+
+def _differs(entry: FileEntry, now: FileEntry | None) -> bool:
+    return now is None or now.sha256 != entry.sha256
+
+
+def _put(entry: FileEntry, now: FileEntry | None) -> Change:
+    return Change(
+        path=entry.path,
+        action="changed" if now else "added",
+        sha256=entry.sha256,
+        bytes=entry.bytes,
+        mode=_FILE_MODE,
+        before=now.sha256 if now else "",
+        before_bytes=now.bytes if now else 0,
+    )
+
+
+def _removal(entry: FileEntry) -> Change:
+    return Change(path=entry.path, action="removed", before=entry.sha256, before_bytes=entry.bytes)
+
+
+# -- written from outside ----------------------------------------------------------------------------------------
+
+
+def put_file(
+    stage: Path, path_text: str, source: BinaryIO, *, owner: int | None, files: Path, mode: int = _FILE_MODE
+) -> FileEntry:
+    """Write a file into a fresh stage, in place of any file or link that is committed there.
+
+    Directories on the way are as they are in `files` (the session's), or new. `layers.read_changes` then says what
+    changed.
+    """
+    *parent, name = (_AREA, *descent.split(path_text))
+    with Cursor(stage) as staged, Cursor(files) as committed:
+        _make_parents(staged, parent, committed, owner=owner)
+        old = look(name, dir_fd=committed.fd) if committed.go(parent) else None
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            raise InvalidSetting(f"{path_text} is a directory", hint="give the path of a file")
+        with durable.temporary(staged.fd) as (file, temporary):
+            sha256, size = _copy(source, file)
+            if owner is not None:
+                os.fchown(file, owner, owner)
+            os.fchmod(file, mode)  # after the owner: a change of that one clears bits
+            durable.rename(temporary, name, src_dir=staged.fd, dst_dir=staged.fd)
+    return FileEntry(path=to_text(b"/".join((*parent[1:], name))), sha256=sha256, bytes=size)
+
+
+def plan_removal(path_text: str, *, files: Path, known: Mapping[str, FileEntry]) -> list[Change]:
+    """What removes a file, or a directory with all in it. Nothing need be staged for it."""
+    *parent, name = parts = (_AREA, *descent.split(path_text))
+    with Cursor(files) as committed:
+        old = look(name, dir_fd=committed.fd) if committed.go(parent) else None
+        if old is None:
+            raise FileUnknown(f"no file {path_text} in the workspace", hint="files() lists what is there")
+        found = [(parts, old)]
+        if stat.S_ISDIR(old.st_mode):
+            committed.enter(name)
+            found += [((*parts, *below), status) for below, status in committed.walk()]
+    return [_removed(to_text(b"/".join(each[1:])), status, known) for each, status in sorted(found, key=_parts)]
+
+
+def _parts(found: tuple[descent.Parts, os.stat_result]) -> descent.Parts:
+    return found[0]
+
+
+def _removed(path: str, status: os.stat_result, known: Mapping[str, FileEntry]) -> Change:
+    if path in known and stat.S_ISREG(status.st_mode):
+        return _removal(known[path])
+    return Change(path=path, action="removed", kind=kind_of(status) or "file")
+
+
+def _make_parents(staged: Cursor, parent: Sequence[bytes], committed: Cursor | None, *, owner: int | None) -> None:
+    """Go to a directory of the stage, and make what is not there: like the committed one, if there is one."""
+    for depth in range(len(parent)):
+        if staged.go(parent[: depth + 1]):
+            continue
+        above, name = parent[:depth], parent[depth]
+        old = look(name, dir_fd=committed.fd) if committed and committed.go(above) else None
+        if old is not None and not stat.S_ISDIR(old.st_mode):
+            where = to_text(b"/".join(parent[1 : depth + 1]))
+            raise InvalidSetting(f"{where} is a {kind_of(old)}, not a directory", hint="choose another path")
+        mode = stat.S_IMODE(old.st_mode) if old else _DIRECTORY_MODE
+        descent.make_directory(name, dir_fd=staged.fd, mode=mode, owner=old.st_uid if old else owner)
+        staged.enter(name)
+
+
+def _copy(source: BinaryIO, target: int) -> tuple[str, int]:
+    sha256, size = hashlib.sha256(), 0
+    while chunk := source.read(_CHUNK):
+        sha256.update(chunk)
+        size += len(chunk)
+        durable.write_all(target, chunk)
+    return sha256.hexdigest(), size
