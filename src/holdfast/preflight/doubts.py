@@ -1,0 +1,81 @@
+"""What makes it uncertain whether a name is missing: guards that the code has itself, and names bound out of sight."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from holdfast.preflight.scopes import bindings
+
+_NAMESPACES = frozenset({"globals", "locals", "vars", "dir"})
+_BROAD = frozenset({"Exception", "BaseException"})
+
+
+def binds_unseen(tree: ast.Module) -> bool:
+    """Whether names may be bound in a way that the text does not show: `import *`, `exec`, `globals()[…] = …`."""
+    looked_into = {id(call) for node in ast.walk(tree) for call in _looked_into(node)}
+    return any(_binds_unseen(node) and id(node) not in looked_into for node in ast.walk(tree))
+
+
+def _binds_unseen(node: ast.AST) -> bool:
+    match node:
+        case ast.ImportFrom(names=[ast.alias(name="*")]):
+            return True
+        case ast.Call(func=ast.Name(id="exec" | "get_ipython")):
+            return True
+        case ast.Call(func=ast.Name(id="globals" | "locals" | "vars"), args=[]):
+            return True
+    return False
+
+
+def _looked_into(node: ast.AST) -> Iterator[ast.AST]:
+    """Namespaces that are only read: `"df" in globals()`, `globals().get("df")`, `globals()["df"]`."""
+    match node:
+        case ast.Compare(comparators=comparators):
+            for comparator in comparators:
+                yield from ast.walk(comparator)
+        case ast.Attribute(value=ast.Call() as call, attr="get" | "keys" | "items" | "values"):
+            yield call
+        case ast.Subscript(value=ast.Call() as call, ctx=ast.Load()):
+            yield call
+
+
+def guarded_names(tree: ast.Module) -> set[str]:
+    """Names whose absence the code reckons with."""
+    return {name for node in ast.walk(tree) for name in _guarded_by(node)}
+
+
+def _guarded_by(node: ast.AST) -> Iterable[str]:
+    match node:
+        case ast.Compare(left=ast.Constant(value=str(name)), ops=[ast.In() | ast.NotIn()], comparators=[where]):
+            return [name] if _is_namespace(where) else []
+        case ast.Call(func=ast.Attribute(value=where, attr="get"), args=[ast.Constant(value=str(name)), *_]):
+            return [name] if _is_namespace(where) else []
+        case ast.Try(body=body, handlers=handlers):
+            return _guarded_by_handlers(body, handlers)
+        case ast.With(items=[ast.withitem(context_expr=ast.Call(func=function, args=caught))], body=body):
+            return _loaded(body) if _last_name(function) == "suppress" and _catches_names(caught) else []
+    return []
+
+
+def _guarded_by_handlers(body: list[ast.stmt], handlers: list[ast.ExceptHandler]) -> set[str]:
+    if any(handler.type and _catches_names([handler.type]) for handler in handlers):
+        return _loaded(body)
+    # `except Exception` is meant for anything: a guard only if it makes up for the name.
+    broad = [handler for handler in handlers if handler.type is None or _last_name(handler.type) in _BROAD]
+    return _loaded(body) & bindings(broad)
+
+
+def _catches_names(types: list[ast.expr]) -> bool:
+    return any(_last_name(node) == "NameError" for kind in types for node in ast.walk(kind))
+
+
+def _loaded(body: list[ast.stmt]) -> set[str]:
+    return {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """`globals()`, also `globals().keys()` and `list(globals())`."""
+    return any(isinstance(inner, ast.Name) and inner.id in _NAMESPACES for inner in ast.walk(node))
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
