@@ -1,0 +1,144 @@
+"""What is verified on the host before the point of no return, as values that go into the receipt.
+
+1. A check that is not `ok` rolls the run back. What is worth a note and no more is `ok` and has a `detail`.
+2. All that comes from the sandbox is untrusted: probes' answers are counted and cut, and no answer is a failure.
+3. A forecast is a guess about code: that it was wrong is noted and never fails a run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from holdfast.expectations import Expected, matching
+from holdfast.kernel import wire
+from holdfast.mappings import shared_writable_mappings as shared_writable_mappings
+from holdfast.records import Change, Check, FileEntry, Input
+
+_MAX_NAMED = 10
+_MAX_DETAIL = 1_000
+_MAX_NAME = 200
+
+
+def compare(
+    expected: Sequence[Expected],
+    forecast: Sequence[str],
+    *,
+    changes: Sequence[Change],
+    files_after: Mapping[str, FileEntry],
+    inputs: Sequence[Input] = (),
+) -> list[Check]:
+    """Declared outputs, the forecast and the inputs against what is there."""
+    touched = {change.path: change for change in changes if change.area == "data"}
+    return [
+        *(_output(one, touched, files_after) for one in expected),
+        *_forecast(forecast, touched, declared=expected),
+        *_inputs(inputs, touched),
+    ]
+
+
+def from_probes(probes: Sequence[wire.Probe], failures: Sequence[str]) -> list[Check]:
+    """What became of the probes. `failures` has one text each, empty where the probe holds."""
+    if len(failures) != len(probes):
+        detail = f"{len(probes)} probes were sent and {len(failures)} answered"
+        return [Check(name="probes", ok=False, detail=detail)]
+    return [
+        Check(name=_name_of(probe), ok=not failure, detail=_cut(failure, _MAX_DETAIL))
+        for probe, failure in zip(probes, failures, strict=True)
+    ]
+
+
+def unanswered(probes: Sequence[wire.Probe], why: str) -> list[Check]:
+    """The kernel was lost, or ran out of time, before it said how the probes went."""
+    return [Check(name=_name_of(probe), ok=False, detail=_cut(why, _MAX_DETAIL)) for probe in probes]
+
+
+def from_mappings(found: Sequence[str]) -> list[Check]:
+    """Of what `shared_writable_mappings` found."""
+    if not found:
+        return []
+    detail = (
+        f"still mapped for writing: {_few(found)}. Such memory writes past every commit and rollback: "
+        "flush and close the mapping (del the numpy.memmap and whatever looks into it) before the code ends"
+    )
+    return [Check(name="shared mappings", ok=False, detail=detail)]
+
+
+def passed(checks: Iterable[Check]) -> bool:
+    return all(check.ok for check in checks)
+
+
+def reason(checks: Iterable[Check]) -> str:
+    """The first failure in words; empty if there is none."""
+    failed = [check for check in checks if not check.ok]
+    if not failed:
+        return ""
+    first = f"{failed[0].name}: {failed[0].detail}" if failed[0].detail else f"{failed[0].name} failed"
+    return first if len(failed) == 1 else f"{first} (and {len(failed) - 1} more)"
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------
+
+
+def _output(expected: Expected, touched: Mapping[str, Change], files: Mapping[str, FileEntry]) -> Check:
+    found = matching(expected.path, files)
+    name = f"output {_cut(expected.path, _MAX_NAME)}"
+    if not found:
+        return Check(name=name, ok=False, detail=_why_missing(expected.path, touched))
+    # Of a pattern, the files that this run wrote count; older ones only where it wrote none.
+    written = [path for path in found if path in touched]
+    empty = [path for path in written or found if files[path].bytes == 0]
+    if empty:
+        return Check(name=name, ok=False, detail="it is empty" if empty == [expected.path] else f"empty: {_few(empty)}")
+    return Check(name=name, ok=True, detail="" if written else "as it was before: the run did not write it")
+
+
+def _why_missing(path: str, touched: Mapping[str, Change]) -> str:
+    change = touched.get(path)
+    if change is None:
+        near = [other for other in touched if other.rpartition("/")[2] == path.rpartition("/")[2]]
+        return "it does not exist" + (f"; the run wrote {_few(near)}" if near else "")
+    if change.action == "removed":
+        return "the run removed it"
+    return f"it is a {change.kind}, not a regular file"
+
+
+# -- notes -------------------------------------------------------------------------------------------------------
+
+
+def _forecast(forecast: Sequence[str], touched: Mapping[str, Change], *, declared: Sequence[Expected]) -> list[Check]:
+    written = [path for path, change in touched.items() if change.kind != "directory" and change.action != "removed"]
+    if not forecast and not written:
+        return []
+    foreseen = {path for pattern in forecast for path in _meant(pattern, touched)}
+    announced = foreseen.union(*(matching(one.path, written) for one in declared))
+    missing = [pattern for pattern in forecast if not _meant(pattern, touched)]
+    unexpected = [path for path in written if path not in announced]
+    notes = [f"{label}: {_few(paths)}" for label, paths in (("missing", missing), ("unexpected", unexpected)) if paths]
+    return [Check(name="forecast", ok=True, detail=_cut("; ".join(notes) or "as forecast", _MAX_DETAIL))]
+
+
+def _meant(pattern: str, touched: Mapping[str, Change]) -> list[str]:
+    """Unlike in a declared pattern, `*` here is whatever the code computes, "/" included."""
+    if pattern in touched:
+        return [pattern]
+    return [path for path in touched if fnmatchcase(path, pattern.replace("[", "[[]"))] if "*" in pattern else []
+
+
+def _inputs(inputs: Sequence[Input], touched: Mapping[str, Change]) -> list[Check]:
+    changed = [one.path for one in inputs if one.path in touched]
+    return [Check(name="inputs", ok=True, detail=f"changed by the run itself: {_few(changed)}")] if changed else []
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def _name_of(probe: wire.Probe) -> str:
+    return _cut(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}", _MAX_NAME)
+
+
+def _few(paths: Sequence[str]) -> str:
+    more = len(paths) - _MAX_NAMED
+    return ", ".join(_cut(path, _MAX_NAME) for path in paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
