@@ -9,7 +9,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.client import AsyncSession, Session
+    from holdfast.blocking import Session
+    from holdfast.client import AsyncSession
     from holdfast.errors import HoldfastError
     from holdfast.model import Display, Name, Run, RunError, ShellResult, Stray
 
@@ -19,7 +20,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "AsyncSession": "client", "Session": "client", "HoldfastError": "errors", "Display": "model", "Name": "model",
+    "AsyncSession": "client", "Session": "blocking", "HoldfastError": "errors", "Display": "model", "Name": "model",
     "Run": "model", "RunError": "model", "ShellResult": "model", "Stray": "model",
 }  # fmt: skip
 

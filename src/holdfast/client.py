@@ -4,39 +4,35 @@ Both speak to the process's engine: one thread with an event loop of its own, in
 the caller's own loop or thread is busy with.
 """
 
-import queue
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, Unpack, get_args
 
-import anyio
-import anyio.to_thread
-
-from holdfast import engine
+from holdfast import engine, verbs
 from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
 from holdfast.environments import Report
 from holdfast.errors import InvalidSetting, SessionClosed
-from holdfast.kernel.conduct import Emit
 from holdfast.model import (
     Completions,
-    Display,
-    Displayed,
-    Event,
+    HistoryEntry,
     MemoryCap,
     Mode,
     Name,
-    Output,
+    Preflight,
+    Recovery,
     Run,
     ShellResult,
     StreamName,
 )
+from holdfast.planning import RunRequest
+from holdfast.records import FileEntry, RunCard
 from holdfast.service import Service
 from holdfast.sessions import LiveSession
+from holdfast.verbs import RunOptions
+from holdfast.watching import OnDisplay, OnText, emitter
+from holdfast.workfiles import Written
 
 T = TypeVar("T")
-OnText = Callable[[str], object]
-OnDisplay = Callable[[Display], object]
 
 
 class AsyncSession:
@@ -57,13 +53,18 @@ class AsyncSession:
         home: str | Path | None = None,
         memory_cap: MemoryCap = "cgroup",
         mode: Mode = "strict",
+        preflight: Preflight = "warn",
+        resume: str | None = None,
         report: Report | None = None,
     ) -> None:
+        """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold."""
         self._limits = _limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
         self._env = env
         self._mode = _mode(mode)
+        self._preflight = preflight
+        self._resume = resume
         self._report = report
         self._service: Service | None = None
         self._live: LiveSession | None = None
@@ -75,9 +76,13 @@ class AsyncSession:
     async def _open(self) -> None:
         if self._live is None:
             self._service = await engine.service(self._settings)
-            self._live = await self._service.create_session(
-                limits=self._limits, mode=self._mode, env=self._env, report=self._report
-            )
+            self._live = await self._begin(self._service)
+            self._live.preflight = self._preflight
+
+    async def _begin(self, service: Service) -> LiveSession:
+        if self._resume is not None:
+            return await service.resume_session(self._resume, report=self._report)
+        return await service.create_session(limits=self._limits, mode=self._mode, env=self._env, report=self._report)
 
     async def __aenter__(self) -> "AsyncSession":
         return await self.open()
@@ -96,24 +101,37 @@ class AsyncSession:
         """Counts kernels whose memory is not a continuation of the one before. Starts at 1."""
         return self._session.generation
 
+    @property
+    def version(self) -> int:
+        """Counts committed runs."""
+        return self._session.books.state.version
+
+    @property
+    def ckpt(self) -> str:
+        """Names the state that the session is in."""
+        return str(self._session.books.state.ckpt())
+
     async def run(
         self,
-        code: str,
+        code: str | RunCard,
         *,
-        timeout: float | str | None = None,
-        mode: Mode | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_display: OnDisplay | None = None,
+        **options: Unpack[RunOptions],
     ) -> Run:
-        """Execute one cell. Code that fails does not raise: look at `run.error`.
+        """Execute one cell, or exactly a plan that was made before. Code that fails does not raise: see `run.error`.
 
         The callbacks see output while the cell runs. They run in the event loop: keep them short.
         """
-        emit = _emitter(on_stdout, on_stderr, on_display)
-        session, timeout_s = self._session, self._timeout_s(timeout)
-        mode = None if mode is None else _mode(mode)
-        return await engine.run(lambda: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit))
+        emit = emitter(on_stdout, on_stderr, on_display)
+        session, request = self._session, self._request(code, options)
+        return await engine.run(lambda: verbs.run(session, request, emit=emit))
+
+    async def plan(self, code: str, **options: Unpack[RunOptions]) -> RunCard:
+        """The Run Card of a run, without running anything. `run(card)` then executes exactly that."""
+        session, request = self._session, self._request(code, options)
+        return await engine.run(lambda: verbs.plan(session, request))
 
     async def shell(
         self,
@@ -124,9 +142,59 @@ class AsyncSession:
         on_stderr: OnText | None = None,
     ) -> ShellResult:
         """Run a command line in the sandbox."""
-        emit = _emitter(on_stdout, on_stderr, None)
+        emit = emitter(on_stdout, on_stderr, None)
         session, timeout_s = self._session, self._timeout_s(timeout)
-        return await engine.run(lambda: session.shell(command, timeout_s=timeout_s, emit=emit))
+        return await engine.run(lambda: verbs.shell(session, command, timeout_s=timeout_s, emit=emit))
+
+    async def files(self) -> list[FileEntry]:
+        """What is committed in /mnt/data."""
+        session = self._session
+        return await engine.run(lambda: verbs.files(session))
+
+    async def read(self, path: str) -> bytes:
+        """A committed file, whole; `download` for one that is large."""
+        session = self._session
+        return await engine.run(lambda: verbs.read(session, path))
+
+    async def write(self, path: str, data: bytes | str) -> Written:
+        """Put a file in /mnt/data. A run like any other: a version, a receipt."""
+        session = self._session
+        return await engine.run(lambda: verbs.write(session, path, data))
+
+    async def upload(self, source: str | Path, path: str | None = None) -> Written:
+        """The same from a file of yours, piece by piece."""
+        session = self._session
+        return await engine.run(lambda: verbs.upload(session, Path(source), path))
+
+    async def download(self, path: str, target: str | Path) -> Path:
+        """A committed file into one of yours, piece by piece; its SHA-256 is checked on the way."""
+        session = self._session
+        return await engine.run(lambda: verbs.download(session, path, Path(target)))
+
+    async def remove(self, path: str) -> Written:
+        """Take a file or directory away. An earlier version still has it."""
+        session = self._session
+        return await engine.run(lambda: verbs.remove(session, path))
+
+    async def restore(self, ckpt: str) -> Written:
+        """Bring the files of an earlier version back, as a new version."""
+        session = self._session
+        return await engine.run(lambda: verbs.restore(session, ckpt))
+
+    async def recover(self) -> Recovery:
+        """Where the session stands after a reset, and what to do next. Asking twice changes nothing."""
+        session = self._session
+        return await engine.run(lambda: verbs.recover(session))
+
+    async def history(self, limit: int = 1000) -> list[HistoryEntry]:
+        """The session's runs, oldest first."""
+        session = self._session
+        return await engine.run(lambda: verbs.history(session, limit=limit))
+
+    async def code(self, run: str) -> str:
+        """The code that a run was asked to execute, as the journal has it."""
+        session = self._session
+        return await engine.run(lambda: verbs.code(session, run))
 
     async def names(self) -> dict[str, Name]:
         """The live variables."""
@@ -156,15 +224,15 @@ class AsyncSession:
         """Purge memory, end processes, wipe the namespace. Files stay."""
         await engine.run(self._session.reset)
 
-    async def close(self) -> None:
-        """End the session and delete its files. Closing twice is fine."""
+    async def close(self, *, keep: bool = False) -> None:
+        """End the session and delete its files; `keep=True` leaves them, for `resume=`. Closing twice is fine."""
         if self._live is not None:
-            await engine.run(self._close)
+            await engine.run(lambda: self._close(keep=keep))
 
-    async def _close(self) -> None:
+    async def _close(self, *, keep: bool = False) -> None:
         live, self._live = self._live, None
         if live is not None and self._service is not None:
-            await self._service.end_session(live)
+            await self._service.end_session(live, keep=keep)
 
     @property
     def _session(self) -> LiveSession:
@@ -172,185 +240,11 @@ class AsyncSession:
             raise SessionClosed("the session is not open", hint="use `async with`, or `await session.open()`")
         return self._live
 
+    def _request(self, code: str | RunCard, options: RunOptions) -> RunRequest:
+        return verbs.request(self._session, code, options, timeout_s=self._timeout_s(options.get("timeout")))
+
     def _timeout_s(self, timeout: float | str | None) -> float:
         return self._limits.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
-
-
-class Session:
-    """`AsyncSession` for ordinary code: the same verbs, blocking, from any thread.
-
-    >>> with Session(memory="512M", timeout=30) as s:
-    ...     run = s.run("x = 21 * 2\\nx")
-    ...     run.status, run.text
-    ('ok', '42')
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, env, home, memory_cap, report."""
-        self._session = AsyncSession(**settings)
-        engine.wait(self._session._open)
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def id(self) -> str:
-        return self._session.id
-
-    @property
-    def generation(self) -> int:
-        return self._session.generation
-
-    def run(
-        self,
-        code: str,
-        *,
-        timeout: float | str | None = None,
-        mode: Mode | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-        on_display: OnDisplay | None = None,
-    ) -> Run:
-        """Execute one cell. Code that fails does not raise: look at `run.error`.
-
-        The callbacks see output while the cell runs, in the calling thread. Ctrl-C interrupts the cell.
-        """
-        session, timeout_s = self._session._session, self._session._timeout_s(timeout)
-        mode = None if mode is None else _mode(mode)
-        return self._watched(
-            lambda emit: session.run(code, timeout_s=timeout_s, mode=mode, emit=emit), on_stdout, on_stderr, on_display
-        )
-
-    def shell(
-        self,
-        command: str,
-        *,
-        timeout: float | str | None = None,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-    ) -> ShellResult:
-        """Run a command line in the sandbox."""
-        session, timeout_s = self._session._session, self._session._timeout_s(timeout)
-        return self._watched(
-            lambda emit: session.shell(command, timeout_s=timeout_s, emit=emit), on_stdout, on_stderr, None
-        )
-
-    def names(self) -> dict[str, Name]:
-        """The live variables."""
-        return engine.wait(self._session._session.names)
-
-    def complete(self, code: str, cursor: int | None = None) -> Completions:
-        """What could stand at the cursor."""
-        session, at = self._session._session, len(code) if cursor is None else cursor
-        return engine.wait(lambda: session.complete(code, at))
-
-    def inspect(self, code: str, cursor: int | None = None, *, detail: int = 0) -> dict[str, str | bytes]:
-        """What is known about the name at the cursor, by MIME type; empty if nothing is."""
-        session, at = self._session._session, len(code) if cursor is None else cursor
-        return engine.wait(lambda: session.inspect(code, at, detail))
-
-    def output(self, run: Run | ShellResult | str, stream: StreamName = "stdout") -> str:
-        """All that a run printed, also what its result left out of the middle."""
-        session, run_id = self._session._session, run if isinstance(run, str) else run.id
-        return engine.wait(lambda: session.output(run_id, stream)).decode(errors="replace")
-
-    def interrupt(self) -> bool:
-        """Ask the running cell to end, from another thread; False if nothing runs."""
-        return self._session.interrupt()
-
-    def reset(self) -> None:
-        """Purge memory, end processes, wipe the namespace. Files stay."""
-        engine.wait(self._session._session.reset)
-
-    def close(self) -> None:
-        """End the session and delete its files. Closing twice is fine."""
-        engine.wait(self._session._close)
-
-    def _watched(
-        self,
-        verb: Callable[[Emit | None], Coroutine[Any, Any, T]],
-        on_stdout: OnText | None,
-        on_stderr: OnText | None,
-        on_display: OnDisplay | None,
-    ) -> T:
-        """Carry out a verb in the event loop while this thread hands its events to the callbacks."""
-        deliver = _deliverer(on_stdout, on_stderr, on_display)
-        if deliver is None:
-            return self._interruptible(lambda: verb(None))
-        events: queue.Queue[Event | None] = queue.Queue(maxsize=1000)
-
-        async def emit(event: Event) -> None:
-            try:
-                events.put_nowait(event)
-            except queue.Full:  # a slow callback slows the kernel down, not the other sessions
-                await anyio.to_thread.run_sync(events.put, event)
-
-        async def carry_out() -> T:
-            try:
-                return await verb(emit)
-            finally:
-                await anyio.to_thread.run_sync(events.put, None)
-
-        return self._interruptible(carry_out, lambda: _pump(events, deliver))
-
-    def _interruptible(
-        self, verb: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None] = lambda: None
-    ) -> T:
-        future = engine.start(verb)
-        try:
-            meanwhile()
-            return future.result()
-        except KeyboardInterrupt:
-            self.interrupt()
-            meanwhile()  # what is on its way must still be taken, or the run could not end
-            future.result()
-            raise
-
-
-def _pump(events: "queue.Queue[Event | None]", deliver: Callable[[Event], None]) -> None:
-    failure: BaseException | None = None
-    while (event := events.get()) is not None:
-        try:
-            if failure is None:
-                deliver(event)
-        except Exception as error:  # the caller's own callback: let the run end first, then tell him
-            failure = error
-    if failure is not None:
-        raise failure
-
-
-def _deliverer(
-    on_stdout: OnText | None, on_stderr: OnText | None, on_display: OnDisplay | None
-) -> Callable[[Event], None] | None:
-    if not (on_stdout or on_stderr or on_display):
-        return None
-
-    def deliver(event: Event) -> None:
-        match event:
-            case Output(stream="stdout") if on_stdout:
-                on_stdout(event.text)
-            case Output(stream="stderr") if on_stderr:
-                on_stderr(event.text)
-            case Displayed() if on_display:
-                on_display(event.display)
-
-    return deliver
-
-
-def _emitter(on_stdout: OnText | None, on_stderr: OnText | None, on_display: OnDisplay | None) -> Emit | None:
-    deliver = _deliverer(on_stdout, on_stderr, on_display)
-    if deliver is None:
-        return None
-
-    async def emit(event: Event) -> None:
-        deliver(event)
-
-    return emit
 
 
 def _limits(*, memory: int | str, timeout: float | str, cpus: float, processes: int, disk: int | str) -> Limits:

@@ -56,6 +56,11 @@ class DiskGuard:
         if self._seen != self._free():
             await self._measure()
 
+    @property
+    def left_bytes(self) -> int:
+        """What may still be written, as of the last look."""
+        return max(0, self._limits.disk_bytes - self._usage.size_bytes)
+
     def refuse_if_hopeless(self) -> None:
         if self._usage.size_bytes > 2 * self._limits.disk_bytes or self._usage.files > 2 * self._limits.disk_files:
             raise DiskLimit(

@@ -3,6 +3,8 @@
     lock        held by flock for as long as the owner lives; its text names the owner
     epoch       counts owners: what a former one left behind carries a lower number
     id          names this home towards the outside (cgroups), for ever
+    journal.sqlite3   every run of every session
+    keys/       what receipts are signed with; no guest ever sees it
     sessions/   one directory per session
     envs/       the guests' environments
     logs/       what zygotes printed
@@ -41,6 +43,14 @@ class Home:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.sqlite3"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
 
     @property
     def root(self) -> Path:

@@ -1,11 +1,19 @@
 """The nouns that callers see: frozen structs, no behaviour beyond reading themselves."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from holdfast.receipts import Receipt
+from holdfast.records import Change, Check, Finding, RunCard, Status
+
+if TYPE_CHECKING:
+    Content = str | bytes
+else:
+    Content = Any  # msgpack tells the two apart by itself, msgspec takes no union of them
+
 ErrorCode = Literal[
-    "exception", "syntax", "timeout", "out_of_memory", "killed", "interrupted", "output_limit"
+    "exception", "syntax", "verification", "timeout", "out_of_memory", "killed", "interrupted", "output_limit"
 ]  # fmt: skip
 StreamName = Literal["stdout", "stderr"]
 MemoryCap = Literal["cgroup", "watchdog"]
@@ -31,7 +39,7 @@ class RunError(Noun, frozen=True):
 class Display(Noun, frozen=True):
     """One rich output: text as str, images as bytes, JSON as its text; by MIME type."""
 
-    data: dict[str, str | bytes]
+    data: dict[str, Content]
     metadata: dict[str, Any] = {}
     display_id: str | None = None
 
@@ -45,8 +53,47 @@ class Stray(Noun, frozen=True):
 
 
 Mode = Literal["strict", "notebook"]
-"""strict: a run that fails leaves no trace in memory. notebook: an exception keeps what the cell did, as in Jupyter."""
+"""strict: a run that fails leaves no trace. notebook: an exception keeps what the cell did, as in Jupyter."""
 Memory = Literal["kept", "restored", "lost"]
+Preflight = Literal["warn", "block", "off"]
+"""What becomes of a cell that needs names which memory does not hold: it is told, not started, or not looked at."""
+Label = Literal["restored", "stale", "recomputable", "lost"]
+
+
+class Step(Noun, frozen=True, omit_defaults=True):
+    """Something to do next, as data."""
+
+    action: Literal["rerun", "restore", "retry", "change", "free_disk", "continue"]
+    run: str = ""
+    ckpt: str = ""
+    names: list[str] = []
+    why: str = ""
+
+
+class Recovery(Noun, frozen=True):
+    """What is known after a reset or a rollback: cause, what is lost, what is there, what to do next."""
+
+    cause: str
+    """With its evidence, in words."""
+    code: str
+    """The error's code; for a reset between two runs: reset, restarted or lost."""
+    at: float
+    run: str | None
+    memory: Memory
+    ckpt: str
+    """Where the session is now."""
+    version: int
+    generation: int
+    files: str
+    """In words: what became of the files."""
+    discarded: list[str]
+    """Files and names that the run had made and that were taken back."""
+    names: dict[str, Label]
+    """Names that are in memory no more, by what can be done about each."""
+    not_restored: list[str]
+    steps: list[Step]
+    text: str
+    """All of it in a few lines, for people and models."""
 
 
 class Run(Noun, frozen=True):
@@ -54,7 +101,33 @@ class Run(Noun, frozen=True):
 
     id: str
     session: str
-    status: Literal["ok", "failed"]
+    status: Status
+    """`committed`: memory and files are at the next version. `kept`: the cell failed and what it did stays (notebook).
+    `rolled_back`: memory and files are as before. `rehearsed`: the same, on request."""
+    version: int
+    """Of the session after the run."""
+    ckpt: str
+    """Names the state of the session after the run."""
+    card: RunCard
+    """The plan, as far as it came."""
+    receipt: Receipt | None
+    """Signed and chained; None for a rehearsal, which leaves no trace."""
+    outputs: list[Change]
+    """Files of /mnt/data that it added, changed or removed; of a rehearsal: would have."""
+    names: dict[str, str]
+    """Names that it bound (name -> type); of a rehearsal: would have."""
+    checks: list[Check]
+    recovery: Recovery | None
+    """Set when it was rolled back."""
+    findings: list[Finding]
+    """What preflight noticed."""
+    saved: list[str]
+    """Files that the code itself saved on the way: they are kept whatever became of the run."""
+    outside: list[str]
+    """Files that changed since the run before, while nothing was running."""
+    attempt: int
+    replayed: bool
+    """The answer of an earlier run with the same key; nothing was executed."""
     generation: int
     """The kernel's incarnation after the run. Higher than before: memory is not a continuation of what it was."""
     memory: Memory
@@ -62,11 +135,14 @@ class Run(Noun, frozen=True):
     discarded: list[str]
     """Names that a rollback took back: new ones, and older ones that the run had bound anew."""
     not_restored: list[str]
-    """What a rollback cannot bring back, because it lies outside memory: open sockets and pipes."""
+    """What could not be carried over, because it lies outside memory: at a rollback open sockets and pipes, at the
+    commit before open files that may not be opened again."""
     unprotected: str | None
     """Why there was no snapshot to fall back to; None if there was one."""
     count: int
     """IPython's execution count, as in `Out[count]`."""
+    exit_code: int | None
+    """Of a command."""
     text: str | None
     """text/plain of the last expression."""
     stdout: str
@@ -88,6 +164,12 @@ class ShellResult(Noun, frozen=True):
     """What a command did."""
 
     id: str
+    status: Status
+    """`kept` if it returned something else than 0."""
+    version: int
+    ckpt: str
+    receipt: Receipt | None
+    outputs: list[Change]
     exit_code: int | None
     """None if it did not live to return one: see `error`."""
     stdout: str
@@ -102,6 +184,20 @@ class Name(Noun, frozen=True):
 
     type: str
     approx_bytes: int
+
+
+class HistoryEntry(Noun, frozen=True):
+    """One settled run, as the journal has it."""
+
+    run: str
+    kind: str
+    at: float
+    goal: str
+    status: Status
+    version: int
+    ckpt: str
+    reason: str
+    receipt_sha256: str
 
 
 class Completions(Noun, frozen=True):

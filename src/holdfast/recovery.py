@@ -1,149 +1,226 @@
-"""Why a run did not end well, in words: cause, what is lost, what to do next."""
+"""What a caller is told after a reset or a rollback: cause, what is lost, what is there, what to do next.
 
-import ast
-import re
-import signal
+Each is said twice: as data, and as a few lines that a model can follow. Nothing is ever said to be "in progress".
+"""
+
+import time
+from collections.abc import Container, Sequence
 
 import msgspec
 
-from holdfast.kernel import wire
-from holdfast.kernel.conduct import Outcome
-from holdfast.model import Memory, Mode, RunError
+from holdfast import ckpt as ckpts
+from holdfast.books import Books
+from holdfast.ckpt import Ckpt
+from holdfast.computer import Aftermath
+from holdfast.errors import StateMoved
+from holdfast.model import Label, Memory, Recovery, RunError, Step
+from holdfast.records import Lost
+from holdfast.state import State
+from holdfast.store.rows import VersionRow
 
-_MIB = 1 << 20
-_FATES = {
-    "kept": "Variables are as the cell left them.",
-    "restored": "Variables are as they were before the run.",
-    "lost": "Variables are lost; files are kept; a fresh kernel is ready.",
+_NAMED = 10
+_COMPARED = 1_000
+"""CKPTs that a mistyped one is compared with, the latest first."""
+_ADVICE = {
+    "exception": Step(action="change", why="fix the code and run it again"),
+    "syntax": Step(action="change", why="fix the syntax and run it again; nothing was started"),
+    "verification": Step(action="change", why="make the code produce what was declared, and run it again"),
+    "timeout": Step(action="change", why="do less in one run, or give it more time"),
+    "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
+    "killed": Step(action="change", why="run the part that dies alone, and look at it there"),
+    "output_limit": Step(action="change", why="print less, or write to a file"),
+    "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }
-_HINTS = {
-    "timeout": "give the run more time (timeout=…), or do less in one run",
-    "interrupted": "run it again when you mean it",
-    "output_limit": "print less, or write to a file in /mnt/data",
-    "killed": "split the work so that the part that dies stands alone, and look at it there",
-    "out_of_memory": "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory=…",
-}
-_NAMES = {
-    "timeout": "Timeout",
-    "interrupted": "KeyboardInterrupt",
-    "output_limit": "OutputLimit",
-    "killed": "KernelKilled",
-    "out_of_memory": "OutOfMemory",
-}
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What the session's cgroup knows about a death."""
+class Differences(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session differs from the state that a caller believes in."""
 
-    oom_kills: int
-    peak_bytes: int
-    cap_bytes: int
+    expected: str
+    found: str
+    files: list[str]
+    """Changed since; a name alone, or "unknown" where the state is too old to be told."""
+    names_lost: list[str]
+    names_changed: list[str]
+    resets: list[Lost]
+    steps: list[Step]
 
 
-def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
-    """The error of a run, or None if it ended well."""
-    if outcome.finished is None:
-        loss = _explain_loss(outcome, memory)
-        return msgspec.structs.replace(loss, line=loss.line or _last_line_in_cell(outcome.location))
-    if outcome.stop is not None:
-        return _explain_stop(outcome)
-    if outcome.raised is None:
-        return None
-    raised = outcome.raised
-    if raised.name == "KeyboardInterrupt" and raised.kind == "exception":
-        return _error("interrupted", "the cell raised KeyboardInterrupt", raised)
-    if raised.name == "MemoryError":
-        message = raised.message or "the cell ran out of memory"
-        return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
-    return RunError(
-        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
+def of_rollback(
+    books: Books, run: str, error: RunError, aftermath: Aftermath, *, undone: Sequence[str], saved: Sequence[str]
+) -> Recovery:
+    """After a run that was rolled back; `undone` are the files that it had touched."""
+    state = books.state
+    kept = f"; saved on the way and kept: {_few(saved)}" if saved else ""
+    advice = msgspec.structs.replace(_ADVICE.get(error.code, _ADVICE["exception"]), run=run)
+    return _written(
+        state,
+        cause=f"{error.name}: {error.message}" if error.message else error.name,
+        code=error.code,
+        at=time.time(),
+        run=run,
+        memory=aftermath.memory,
+        files=f"as committed at version {state.version}{kept}",
+        discarded=[*(path for path in undone if path not in saved), *aftermath.discarded],
+        not_restored=aftermath.not_restored,
+        first=[advice],
     )
 
 
-def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
-    """The error, and in its message what became of memory (where that is not plain from the code)."""
-    if error.code in ("exception", "syntax"):
-        return error
-    why = f" ({unprotected})" if memory == "lost" and unprotected else ""
-    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
-
-
-def keeps_memory(error: RunError, mode: Mode) -> bool:
-    """Whether a failure leaves memory as the cell left it. Nothing ran of what does not parse."""
-    return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
-
-
-def bound_names(code: str) -> set[str]:
-    """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
-    try:
-        module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a magic, or worse
-        return set()
-    names: set[str] = set()
-    pending: list[ast.AST] = [module]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-            continue  # what it binds inside is its own
-        if isinstance(node, ast.Lambda):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        if isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        pending.extend(ast.iter_child_nodes(node))
-    return {name for name in names if not name.startswith("_") and name != "*"}
-
-
-def _explain_stop(outcome: Outcome) -> RunError | None:
-    """We asked it to end, and it did: memory is intact."""
-    assert outcome.stop is not None
-    if outcome.stop.reason == "interrupted" and outcome.raised is None:
-        return None  # it was done before the interrupt reached it
-    return _error(outcome.stop.reason, f"{outcome.stop.message}. It was interrupted.", outcome.raised)
-
-
-def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
-    if memory.oom_kills and (outcome.died is None or outcome.died.status & 0x7F == signal.SIGKILL):
-        used, cap = memory.peak_bytes // _MIB, memory.cap_bytes // _MIB
-        message = f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more."
-        return _error("out_of_memory", message, outcome.raised)
-    if outcome.stop is not None:
-        message = f"{outcome.stop.message}, and did not heed an interrupt: the kernel was killed."
-        if outcome.stop.at_once:
-            message = f"{outcome.stop.message}: the kernel was killed."
-        return _error(outcome.stop.reason, message, outcome.raised)
-    return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
-
-
-def _last_line_in_cell(location: str) -> int | None:
-    """From what faulthandler wrote: most recent call first."""
-    found = re.findall(r'File "(<ipython-input-[^"]*)", line (\d+)', location)
-    # The outermost is the cell that runs; further in may be functions of earlier cells, with lines of their own.
-    return next((int(line) for name, line in found if name == found[-1][0]), None)
-
-
-def _cause(outcome: Outcome) -> str:
-    if outcome.gone or outcome.died is None:
-        return outcome.gone or "nobody knows why"
-    status = outcome.died.status
-    number = status & 0x7F
-    if number == 0:
-        return f"exit code {status >> 8}"
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "?"
-    return f"signal {number} ({name})"
-
-
-def _error(code: str, message: str, raised: wire.Raised | None) -> RunError:
-    return RunError(
-        code=code,  # type: ignore[arg-type]
-        name=_NAMES[code],
-        message=message,
-        traceback=raised.traceback if raised else "",
-        line=raised.line if raised else None,
-        hint=_HINTS[code],
+def of_session(books: Books) -> Recovery:
+    """Where the session stands now, and why memory is not what it was. Asking changes nothing."""
+    state = books.state
+    last = books.losses[-1] if books.losses else None
+    if last is None:
+        return _written(
+            state, cause="nothing was lost", code="ok", at=time.time(), run=None, memory="kept",
+            files=f"as committed at version {state.version}", discarded=[], not_restored=[], first=[],
+        )  # fmt: skip
+    return _written(
+        state,
+        cause=last.cause,
+        code="lost",
+        at=last.at,
+        run=last.run,
+        memory="lost",
+        files=f"as committed at version {state.version}",
+        discarded=[],
+        not_restored=[],
+        first=[],
     )
+
+
+def labels(state: State) -> dict[str, Label]:
+    """Names that are in memory no more. Each was bound by a run whose code the journal has."""
+    gone = {name: row for name, row in state.names.items() if row.generation != state.generation}
+    return {name: "recomputable" if row.run else "lost" for name, row in sorted(gone.items())}
+
+
+def reruns(state: State) -> list[Step]:
+    """The runs that bound the lost names, in their order."""
+    wanted: dict[str, list[str]] = {}
+    for name, row in state.names.items():
+        if row.generation != state.generation and row.run:
+            wanted.setdefault(row.run, []).append(name)
+    return [Step(action="rerun", run=run, names=sorted(names)) for run, names in wanted.items()]
+
+
+def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> Differences:
+    """What a caller that believes in `expected` has to know; `later_runs` are those that committed since."""
+    state = books.state
+    since = [changes for version, changes in books.recent if version > expected.version]
+    files = sorted({change.path for changes in since for change in changes if change.area == "data"})
+    if expected.version < books.oldest:
+        files = ["unknown: the state is too old"]
+    resets = [lost for lost in books.losses if lost.generation > expected.generation]
+    lost = sorted({name for reset in resets for name in reset.names} - set(state.live()))
+    return Differences(
+        expected=str(expected),
+        found=str(state.ckpt()),
+        files=files,
+        names_lost=lost,
+        names_changed=sorted(name for name, (_, run) in state.live().items() if run in later_runs),
+        resets=resets,
+        steps=[*reruns(state), Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is")],
+    )
+
+
+async def refuse_if_moved(books: Books, expect: str | None) -> None:
+    """A caller who believes in another state than this is told what differs, and nothing runs."""
+    if expect is None or expect.strip() == (found := str(books.state.ckpt())):
+        return
+    believed, rows = await resolve(books, expect)
+    differs = differences(books, believed, later_runs={row.run for row in rows if row.version > believed.version})
+    resets = "; ".join(f"{lost.cause} ({_clock(lost.at)})" for lost in differs.resets)
+    raise StateMoved(
+        f"expected {believed}, the session is at {found}; "
+        f"not in memory any more: {_few(differs.names_lost) or 'nothing'}; "
+        f"files changed since: {_few(differs.files) or 'none'}; resets since: {resets or 'none'}",
+        hint="call recover() for the steps back, or run again with expect= set to the current CKPT",
+        differs=differs,
+    )
+
+
+async def resolve(books: Books, text: str) -> tuple[Ckpt, list[VersionRow]]:
+    """A CKPT of this session, and its versions; a mistyped one gets "did you mean"."""
+    wanted = ckpts.parse(text)
+    rows = await books.read(lambda store: store.versions(books.session))
+    first = str(State(session=books.session, generation=1).ckpt())
+    known = [str(books.state.ckpt()), first, *_after_resets(books, rows), *(row.ckpt for row in rows)]
+    if str(wanted) not in known:
+        ckpts.resolve(text, known[:_COMPARED])
+    return wanted, rows
+
+
+def _after_resets(books: Books, rows: Sequence[VersionRow]) -> list[str]:
+    """What named the session when memory was just lost: the files of the version before, and no names."""
+    found = []
+    for lost in books.losses:
+        before = next((row for row in rows if row.generation < lost.generation), None)
+        state = State(session=books.session, generation=lost.generation)
+        if before is not None:
+            state = msgspec.structs.replace(state, version=before.version, manifest_sha256=before.manifest_sha256)
+        found.append(str(state.ckpt()))
+    return found
+
+
+def _written(
+    state: State,
+    *,
+    cause: str,
+    code: str,
+    at: float,
+    run: str | None,
+    memory: Memory,
+    files: str,
+    discarded: list[str],
+    not_restored: list[str],
+    first: list[Step],
+) -> Recovery:
+    names = labels(state) if memory == "lost" else {}
+    ckpt = str(state.ckpt())
+    steps = [*(reruns(state) if names else []), *first]
+    lines = [
+        f"Cause: {cause}",
+        f"When: {_clock(at)}" + (f", in {run}" if run else ""),
+        f"Memory: {_memory_in_words(memory, names)}",
+        f"Files: {files}",
+        *([f"Taken back: {_few(discarded)}"] if discarded else []),
+        *([f"Not to be brought back: {_few(not_restored)}"] if not_restored else []),
+        f"State now: {ckpt}",
+        *(f"Next: {_in_words(step)}" for step in steps[:_NAMED]),
+    ]
+    return Recovery(
+        cause=cause, code=code, at=at, run=run, memory=memory, ckpt=ckpt, version=state.version,
+        generation=state.generation, files=files, discarded=discarded, names=names, not_restored=not_restored,
+        steps=steps, text="\n".join(lines),
+    )  # fmt: skip
+
+
+def _memory_in_words(memory: Memory, names: dict[str, Label]) -> str:
+    if memory == "restored":
+        return "as it was before the run"
+    if memory == "kept":
+        return "intact"
+    return f"lost; to be computed again: {_few(list(names))}" if names else "lost; no name is missing now"
+
+
+def _in_words(step: Step) -> str:
+    what = {
+        "rerun": f"run {step.run} again for {_few(step.names)}",
+        "restore": f"restore {step.ckpt}",
+        "retry": f"run {step.run or 'it'} again",
+        "change": "change the code",
+        "free_disk": "free disk space",
+        "continue": f"go on from {step.ckpt}",
+    }[step.action]
+    return f"{what} ({step.why})" if step.why else what
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def _few(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:_NAMED])
+    return f"{shown} and {len(items) - _NAMED:,} more" if len(items) > _NAMED else shown

@@ -177,7 +177,7 @@ def used_bytes(session: Session) -> int:
 
 def really_used_bytes(session: Session) -> int:
     """What it does hold, by a walk that cannot be fooled: by descriptor, as root where that is what we are."""
-    return sum(blocks_below(directory_of(session) / name) for name in ("data", "tmp", "home"))
+    return sum(blocks_below(directory_of(session) / name) for name in ("files", "stages"))
 
 
 def blocks_below(path: Path) -> int:
@@ -187,20 +187,25 @@ def blocks_below(path: Path) -> int:
     return total * 512
 
 
+def inside(session: Session) -> Path:
+    """Where the host sees what the session sees: the root of its kernel."""
+    return Path(f"/proc/{host_end(session).pid}/root")
+
+
 def memory_of(session: Session) -> int:
     """What the session's cgroup is charged for now."""
-    now: int = live(session)._now.cgroup.memory_now_bytes()
+    now: int = live(session).computer.now.cgroup.memory_now_bytes()
     return now
 
 
 def host_pids(session: Session) -> list[int]:
-    pids: list[int] = live(session)._now.cgroup.pids()
+    pids: list[int] = live(session).computer.now.cgroup.pids()
     return pids
 
 
 def host_end(session: Session) -> Any:
     """The host's end of the kernel's channel."""
-    return live(session)._now.kernel
+    return live(session).computer.now.kernel
 
 
 def within(seconds: float, verb: Callable[[], T], *, rescue: Callable[[], object]) -> T:

@@ -13,7 +13,7 @@ def pair(open_session) -> tuple[Session, Session]:
 
 
 def test_they_have_host_uids_of_their_own_where_root_gives_them(pair, tools):
-    owners = [(tools.directory_of(session) / "data").stat().st_uid for session in pair]
+    owners = [(tools.directory_of(session) / "files/data").stat().st_uid for session in pair]
 
     if os.geteuid() == 0:
         assert owners[0] != owners[1]

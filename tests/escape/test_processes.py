@@ -176,7 +176,7 @@ def test_threads_do_not_run_on_between_runs(session, attack, tools):
         threading.Thread(target=count, daemon=True).start()
         time.sleep(0.1)
     """)
-    beat = tools.directory_of(session) / "data" / "beat"
+    beat = tools.inside(session) / "mnt/data/beat"
     session.names()  # waits for the snapshot that is taken after the reply
     time.sleep(0.3)
     before = beat.stat().st_size

@@ -29,7 +29,7 @@ import ctypes, errno, gc, os, signal, socket, struct, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 snapshots = next(o for o in gc.get_objects() if type(o).__name__ == "Snapshots")
-control, wake = get_ipython().sink._keep, snapshots._wake
+control, wake = get_ipython().sink._channel._keep, snapshots._wake
 
 def tries(function, *args):
     try:
@@ -564,7 +564,7 @@ def test_a_storm_of_signal_33_while_threads_are_parked_hangs_nobody(session: Ses
             return
 
 
-def test_a_kernel_without_a_free_pid_is_unprotected_and_alive() -> None:
+def test_a_kernel_without_a_free_pid_is_alive_and_says_if_it_is_unprotected() -> None:
     with armed(processes=64) as session:
         attack(session, """
             threads = []
@@ -574,10 +574,8 @@ def test_a_kernel_without_a_free_pid_is_unprotected_and_alive() -> None:
                     threads.append(thread)
             except RuntimeError: pass
         """)  # fmt: skip
-        run = attack(session, "x")
-        assert run.text == "1"
-        assert run.unprotected
-        # The snapshot that could not be replaced was dropped, and that left room for the next.
+        # The snapshot before is dropped first, and that leaves room for the next; threads may be quicker.
+        assert attack(session, "x").text == "1"
         died = in_time(session, "os._exit(1)")
         assert died.memory == "restored" or (died.memory == "lost" and died.unprotected)
         session.reset()  # all of its threads came back, and with them there is no room for a process
@@ -669,8 +667,8 @@ def test_a_stray_does_not_outlive_a_rollback(session: Session) -> None:
     session.names()
 
     live = session._session._session
-    assert live._now is not None
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in live._now.cgroup.pids()]
+    assert live.computer.now is not None
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in live.computer.now.cgroup.pids()]
     assert not [command for command in commands if b"4321" in command]
     assert len(commands) == 3, "pid 1, the kernel, its snapshot"
 

@@ -12,15 +12,16 @@ import msgspec
 import pytest
 
 import holdfast
-import holdfast.client
+import holdfast.blocking
 import holdfast.config
+import holdfast.paths
 from holdfast import AsyncSession, HoldfastError, Session
 
 # -- results -----------------------------------------------------------------------------------------------------
 
 
 def test_the_examples_in_the_documentation_are_true() -> None:
-    for module in (holdfast, holdfast.client, holdfast.config):
+    for module in (holdfast, holdfast.blocking, holdfast.config, holdfast.paths):
         found = doctest.testmod(module)
         assert (found.failed, found.attempted > 0) == (0, True)
 
@@ -29,7 +30,7 @@ def test_a_run_tells_all_about_itself(session: Session) -> None:
     run = session.run("print('out'); 6 * 7")
 
     assert run.id.startswith("run_")
-    assert (run.session, run.status, run.generation, run.count) == (session.id, "ok", 1, 1)
+    assert (run.session, run.status, run.generation, run.count) == (session.id, "committed", 1, 1)
     assert (run.text, run.stdout, run.stderr, run.dropped_bytes) == ("42", "out\n", "", 0)
     assert (run.error, run.strays, run.dropped_displays) == (None, [], 0)
     assert (run.memory, run.discarded, run.not_restored) == ("kept", [], [])
@@ -307,28 +308,28 @@ def test_async_sessions_run_at_the_same_time() -> None:
             assert max(starts) < min(ends)
             return [run.status for run in runs]
 
-    assert asyncio.run(journey()) == ["ok"] * 3
+    assert asyncio.run(journey()) == ["committed"] * 3
 
 
 def test_a_cancelled_run_ends_its_cell() -> None:
     async def journey() -> None:
         async with AsyncSession(memory="256M") as session:
             await session.run("kept = [1]")
-            ticks = session._session.workspace.path / "data" / "ticks"
+            stages = session._session.workspace.path / "stages"
             task = asyncio.create_task(
                 session.run(
                     "kept.append(2)\nimport time\nwhile True:\n    open('ticks', 'a').write('.')\n    time.sleep(0.01)"
                 )
             )
-            while not ticks.exists():
+            while not any(stages.glob("*/data/ticks")):
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await session.run("kept")).text == "[1]"
-            size = ticks.stat().st_size
-            assert (await session.run("import time; time.sleep(0.2)")).status == "ok"
-            assert ticks.stat().st_size == size
+            sizes = [path.stat().st_size for path in stages.parent.rglob("ticks")]
+            assert (await session.run("import time; time.sleep(0.2)")).status == "committed"
+            assert [path.stat().st_size for path in stages.parent.rglob("ticks")] == sizes
             assert session.generation == 1
 
     asyncio.run(journey())

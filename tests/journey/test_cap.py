@@ -19,7 +19,7 @@ def capped() -> Iterator[Session]:
 
 
 def test_the_expected_cgroup_version_is_in_use(capped: Session) -> None:
-    kind = capped._session._session._node.tree.kind
+    kind = capped._session._session.computer._node.tree.kind
 
     assert kind in ("v1", "v2")
     assert kind == os.environ.get("HOLDFAST_EXPECT_CGROUP", kind)
@@ -77,3 +77,15 @@ def test_a_deadline_ends_a_cell_that_does_not_heed_it(capped: Session) -> None:
     assert run.error is not None
     assert (run.error.code, run.error.line, run.memory) == ("timeout", 3, "restored")
     assert capped.run("x").text == "1"
+
+
+def test_a_waiting_thread_does_not_turn_a_full_memory_into_a_crash() -> None:
+    """Whoever waits for a lock takes a signal at once; at the cap there was no room to write it down."""
+    with Session(memory="256M", timeout=60) as session:
+        session.run(
+            "import itertools, threading, time\nticks = itertools.count()\ndef tick():\n"
+            "    while True: next(ticks); time.sleep(0.005)\nthreading.Thread(target=tick, daemon=True).start()"
+        )
+        runs = [session.run("flood = []\nwhile True: flood.append(bytearray(8 << 20))") for _ in range(5)]
+
+    assert [(run.error.code, run.memory) for run in runs if run.error] == [("out_of_memory", "restored")] * 5

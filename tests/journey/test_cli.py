@@ -65,7 +65,7 @@ def test_json_is_the_whole_run(holdfast: Holdfast) -> None:
     run = json.loads(done.stdout)
 
     assert done.returncode == 1
-    assert (run["status"], run["stdout"], run["error"]["name"]) == ("failed", "hello\n", "ZeroDivisionError")
+    assert (run["status"], run["stdout"], run["error"]["name"]) == ("rolled_back", "hello\n", "ZeroDivisionError")
     assert (run["memory"], run["generation"], run["memory_cap"]) == ("restored", 1, "cgroup")
 
 
@@ -188,14 +188,20 @@ def test_the_doctor_and_the_refusal_tell_the_same_where_namespaces_are_used_up(h
     assert "holdfast doctor" in refusal.stderr
 
 
-def test_the_demo_keeps_every_promise(holdfast: Holdfast, tmp_path: Path) -> None:
+def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfast, home: Path, tmp_path: Path) -> None:
     began = time.monotonic()
     done = holdfast("demo", "--save", str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
     assert "✗" not in done.stdout
-    assert done.stdout.count("all of it is back") == 3
-    assert len(re.findall(r"and every variable is still there +✓ +restored in \d+ ms, generation 1", done.stdout)) == 3
+    assert done.stdout.count("all of it is back") == 4
+    back = r"and every variable and file is back +✓ +rolled_back; memory restored in \d+ ms, generation 1"
+    assert len(re.findall(back, done.stdout)) == 3
+    assert "Cause: KernelKilled: the kernel died: signal 11 (SIGSEGV)" in done.stdout
+    assert "asked twice: 1 row, one receipt" in done.stdout
+    assert "1000 rows, 1000 different" in done.stdout
+    assert "Traceback" not in done.stderr
     assert (tmp_path / "tides.png").stat().st_size > 10_000
-    assert time.monotonic() - began < 60
+    assert list(home.joinpath("sessions").iterdir()) == list(home.glob("demo-*")) == []
+    assert time.monotonic() - began < 90

@@ -39,7 +39,7 @@ def load(session: Session) -> None:
 def assert_died(session: Session, run: Run, *, code: str = "killed", word: str) -> None:
     """A clear result, and a working session in which the run has never been."""
     assert run.error is not None
-    assert (run.status, run.error.code) == ("failed", code)
+    assert (run.status, run.error.code) == ("rolled_back", code)
     assert word in run.error.message
     assert run.error.message.endswith(". Variables are as they were before the run.")
     assert run.error.hint
@@ -165,7 +165,7 @@ def test_a_cell_may_catch_the_memory_error_and_go_on() -> None:
             "except MemoryError as error:\n    del hoard\n    print(error)\nafter = 'done'\nafter"
         )
 
-        assert (run.status, run.text, run.memory) == ("ok", "'done'", "kept")
+        assert (run.status, run.text, run.memory) == ("committed", "'done'", "kept")
         assert "256 MiB" in run.stdout
         assert_intact(session)
 
@@ -177,7 +177,7 @@ def test_a_child_that_takes_too_much_goes_and_the_cell_goes_on() -> None:
             f"{HUNGRY_CHILD}\ncode = subprocess.run([sys.executable, '-c', hungry]).returncode\nprint(code)"
         )
 
-        assert (run.status, run.stdout, run.memory) == ("ok", "-9\n", "kept")
+        assert (run.status, run.stdout, run.memory) == ("committed", "-9\n", "kept")
         assert session.run("code").text == "-9"
         assert_intact(session)
 
@@ -390,7 +390,7 @@ def test_files_and_memory_outlive_the_kernel(laden: Session) -> None:
 
     assert run.memory == "restored"
     assert laden.run(READ).text == "['/mnt/data', '/tmp', '/home/user']"
-    assert laden.shell("cat last").stdout == "words"
+    assert laden.shell("cat last").exit_code == 1, "files roll back with memory"
     assert_intact(laden)
 
 

@@ -175,7 +175,7 @@ def test_what_is_no_text_does_no_harm(session: Session) -> None:
         " metadata={'s': '\\udc80', 'o': object()})"
     )
 
-    assert run.status == "ok"
+    assert run.status == "committed"
     assert run.displays[0].data["text/plain"] == "a?b"
     assert session.generation == 1
 

@@ -44,10 +44,10 @@ def notebook() -> Iterator[Session]:
 
 def interrupted(session: Session, verb: Callable[[], T], *, when: str) -> T:
     """Carry out a verb and interrupt it once the guest has made a file."""
-    path = session._session._session.workspace.path / "data" / when
+    stages = session._session._session.workspace.path / "stages"
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(verb)
-        while not path.exists():
+        while not any(stages.glob(f"*/data/{when}")):
             time.sleep(0.005)
         time.sleep(0.1)  # until it is well inside what it does next, and not in the midst of an import
         assert session.interrupt()
@@ -63,7 +63,7 @@ def test_a_cell_that_is_not_done_in_time_leaves_no_trace_in_memory(session: Sess
     run = session.run(f"kept.append(2); half = 1\n{code}" if "%%" not in code else code, timeout=0.3)
 
     assert run.error is not None
-    assert (run.status, run.error.code, run.error.name) == ("failed", "timeout", "Timeout")
+    assert (run.status, run.error.code, run.error.name) == ("rolled_back", "timeout", "Timeout")
     assert "after 0.3 s" in run.error.message
     assert run.error.message.endswith("It was interrupted. Variables are as they were before the run.")
     assert "timeout=" in run.error.hint

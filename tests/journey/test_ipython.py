@@ -34,7 +34,7 @@ def assert_begins_at_the_cell(run: Run) -> None:
 def test_the_value_of_the_last_expression_is_the_text(session: Session) -> None:
     run = session.run("x = 21 * 2\nx")
 
-    assert (run.status, run.text, run.stdout, run.error) == ("ok", "42", "", None)
+    assert (run.status, run.text, run.stdout, run.error) == ("committed", "42", "", None)
 
 
 def test_a_semicolon_hides_the_value(session: Session) -> None:
@@ -44,7 +44,7 @@ def test_a_semicolon_hides_the_value(session: Session) -> None:
 
 def test_a_cell_without_a_last_expression_has_no_text(session: Session) -> None:
     assert session.run("x = 1").text is None
-    assert session.run("").status == "ok"
+    assert session.run("").status == "committed"
 
 
 def test_earlier_values_are_in_underscore_and_out(session: Session) -> None:
@@ -163,7 +163,7 @@ def test_the_workspace_is_the_first_directory(session: Session) -> None:
 def test_a_command_shows_its_output_and_leaves_its_exit_code(session: Session) -> None:
     run = session.run("!echo out; echo err >&2; exit 4")
 
-    assert (run.status, run.stdout, run.stderr) == ("ok", "out\n", "err\n")
+    assert (run.status, run.stdout, run.stderr) == ("committed", "out\n", "err\n")
     assert session.run("_exit_code").text == "4"
 
 
@@ -200,7 +200,7 @@ def test_tb_shows_the_last_traceback_again(notebook: Session) -> None:
     notebook.run("1 / 0")
     run = notebook.run("%tb")
 
-    assert run.status == "ok"
+    assert run.status == "committed"
     assert "ZeroDivisionError: division by zero" in run.stderr
 
 
@@ -270,7 +270,7 @@ def test_a_traceback_begins_at_the_users_code(session: Session) -> None:
     run = session.run("def f():\n    return 1 / 0\n\nf()")
 
     assert run.error is not None
-    assert (run.status, run.error.code, run.error.name) == ("failed", "exception", "ZeroDivisionError")
+    assert (run.status, run.error.code, run.error.name) == ("rolled_back", "exception", "ZeroDivisionError")
     assert run.error.message == "division by zero"
     assert run.error.line == 2
     assert frames(run) == ["Cell In[1], line 4", "Cell In[1], line 2, in f()"]
@@ -450,7 +450,7 @@ def test_exit_ends_nothing_but_the_cell(session: Session, code: str) -> None:
     session.run("x = 5")
     run = session.run(f"{code}\nx = 6" if code != "exit" else "exit")
 
-    assert (run.status, run.error, run.memory) == ("ok", None, "kept")
+    assert (run.status, run.error, run.memory) == ("committed", None, "kept")
     assert session.run("x").text == "5"
     assert session.generation == 1
 

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -101,13 +102,13 @@ def test_stdout_has_a_binary_side(session: Session) -> None:
 # -- while it runs -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_printed_is_seen_before_the_cell_ends(session: Session) -> None:
+def test_what_is_printed_is_seen_before_the_cell_ends(session: Session, inside: Callable[[Session], Path]) -> None:
     """The cell waits for a file that only the one who saw its output writes."""
     answered = threading.Event()
 
     def answer(text: str) -> None:
         if "no newline" in text:
-            (session._session._session.workspace.path / "data" / "go").touch()
+            (inside(session) / "mnt/data/go").touch()
             answered.set()
 
     run = session.run(

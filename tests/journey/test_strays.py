@@ -1,7 +1,7 @@
 """No background work: processes that a run leaves are killed and named, threads are frozen and named."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,11 +100,11 @@ def test_children_that_ended_are_no_strays(session: Session) -> None:
     assert session.run("import subprocess; subprocess.run(['true'])\n!echo x").strays == []
 
 
-def test_a_thread_that_lives_on_is_named_and_frozen(session: Session) -> None:
+def test_a_thread_that_lives_on_is_named_and_frozen(session: Session, inside: Callable[[Session], Path]) -> None:
     run = session.run(COUNTER.replace("count += 1;", "count += 1; open('ticks', 'a').write('.');"))
     session.names()  # answered once the snapshot of that run is taken; frozen again right after
     time.sleep(0.1)
-    ticks = session._session._session.workspace.path / "data" / "ticks"
+    ticks = inside(session) / "mnt/data/ticks"
     size = ticks.stat().st_size
     time.sleep(0.5)
 
@@ -132,7 +132,7 @@ def test_names_and_commands_work_while_threads_are_frozen(session: Session) -> N
     assert session.run("threading.active_count()").text == "2"
 
 
-def test_a_process_is_frozen_with_its_session(session: Session) -> None:
+def test_a_process_is_frozen_with_its_session(session: Session, inside: Callable[[Session], Path]) -> None:
     """Even one that a question, not a run, had started."""
     session.run(
         "class Odd:\n"
@@ -142,7 +142,7 @@ def test_a_process_is_frozen_with_its_session(session: Session) -> None:
         "odd = Odd()"
     )
     session.complete("odd.")
-    ticks = session._session._session.workspace.path / "data" / "ticks"
+    ticks = inside(session) / "mnt/data/ticks"
     time.sleep(0.1)
     size = ticks.stat().st_size if ticks.exists() else 0
     time.sleep(0.3)

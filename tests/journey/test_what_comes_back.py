@@ -203,12 +203,6 @@ CASES = [
         "{'AAACCC': 'back', 'AAABBBCCC': 'handle works; what was appended stays'}.get(text, text)",
     ),
     Case(
-        "`np.memmap`, shared with its file",
-        "mapped = np.memmap('/mnt/data/mapped', dtype='u1', mode='w+', shape=8); mapped[:] = 1",
-        "mapped[:] = 9",
-        "{1: 'back', 9: 'stays as the run left it'}.get(int(mapped.mean()), 'differs')",
-    ),
-    Case(
         "bytes in a pipe",
         "inlet = os.pipe(); os.write(inlet[1], b'abc')",
         "os.read(inlet[0], 2)",

@@ -86,10 +86,10 @@ def test_a_first_run_that_dies_gets_a_kernel_of_the_successor(session: Session) 
 
 
 def test_a_running_cell_does_not_notice_its_death(session: Session) -> None:
-    started = session._session._session.workspace.path / "data" / "started"
+    stages = session._session._session.workspace.path / "stages"
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(session.run, "open('started', 'w').close()\nimport time; time.sleep(0.5); 'done'")
-        while not started.exists():
+        while not any(stages.glob("*/data/started")):
             time.sleep(0.01)
         kill_zygotes(session)
         run = future.result()

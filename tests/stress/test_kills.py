@@ -180,5 +180,5 @@ def _charged(session: Session) -> int:
 def _cgroup(session: Session) -> Cgroup:
     session.names()  # waits until the snapshot of the last run is taken
     live = session._session._session
-    assert live._now is not None
-    return live._now.cgroup
+    assert live.computer.now is not None
+    return live.computer.now.cgroup

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast
-from holdfast.cli import execute
 from holdfast.cli.main import app
+from holdfast.cli.screen import saved
 from holdfast.cli.terminal import Writer, harmless
 
 runner = CliRunner()
@@ -66,9 +66,8 @@ def test_code_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_loads_without_the_engine() -> None:
-    program = (
-        "import sys, holdfast.cli.main; print([m for m in ('anyio', 'asyncio', 'holdfast.client') if m in sys.modules])"
-    )
+    heavy = ("anyio", "asyncio", "mcp", "holdfast.client", "holdfast.blocking")
+    program = f"import sys, holdfast.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
@@ -115,15 +114,15 @@ def test_a_result_stands_on_a_line_of_its_own() -> None:
 
 
 def test_images_are_saved_beside_what_is_there(tmp_path: Path) -> None:
-    first = execute._saved(tmp_path / "new", "image/png", b"1")
-    second = execute._saved(tmp_path / "new", "image/png", b"2")
+    first = saved(tmp_path / "new", "image/png", b"1")
+    second = saved(tmp_path / "new", "image/png", b"2")
 
     assert (first.name, second.name) == ("display-1.png", "display-2.png")
     assert first.read_bytes() == b"1"
 
 
 def test_a_mime_type_is_the_guests_word_and_no_path(tmp_path: Path) -> None:
-    saved = execute._saved(tmp_path, "image/../../../etc/cron.d/x", b"evil")
+    kept = saved(tmp_path, "image/../../../etc/cron.d/x", b"evil")
 
-    assert saved.parent == tmp_path
-    assert os.listdir(tmp_path) == [saved.name]
+    assert kept.parent == tmp_path
+    assert os.listdir(tmp_path) == [kept.name]

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import boot
 
-SUITES = ("tests/unit/test_cgroups.py", "tests/journey/test_cap.py", "tests/stress")
+SUITES = ("tests/unit/test_cgroups.py", "tests/journey/test_cap.py", "tests/journey/test_sqlite.py", "tests/stress")
 """What runs inside, relative to the clone. Everything is many times slower there: only what touches cgroups."""
 KILLS = 15
 HOME = "/disk/home"

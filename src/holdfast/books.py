@@ -1,0 +1,203 @@
+"""A session's books: its place in the store, its files on disk, its chain of receipts. They outlive every kernel.
+
+All that ends a run goes through `settle` (in `settling`); what is here keeps the state that it leads to.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio.to_thread
+import msgspec
+
+from holdfast import manifest
+from holdfast.blobs.local import LocalBlobs
+from holdfast.errors import DiskFull, HoldfastError, SessionHalted
+from holdfast.journal import Journal
+from holdfast.receipts import receipt
+from holdfast.records import AnyRecord, Change, Lost, Verified
+from holdfast.resources.restoring import undo
+from holdfast.resources.workspace import Workspace
+from holdfast.signing import SigningKey
+from holdfast.state import State
+from holdfast.store.rows import Append, PutLost, PutSession, SessionRow, VersionRow
+from holdfast.store.sqlite import Store
+
+T = TypeVar("T")
+_WALK_BACK = 200
+"""Versions that are looked at after a restart."""
+
+
+class Books:
+    """Guards what is durable of one session."""
+
+    def __init__(self, journal: Journal, key: SigningKey, workspace: Workspace, *, row: SessionRow) -> None:
+        self.session = row.id
+        self.journal = journal
+        self.key = key
+        self.workspace = workspace
+        self.blobs = LocalBlobs(workspace.path / "blobs")
+        self.row = row
+        self.state = State(session=row.id, generation=row.generation, version=row.version)
+        self.losses: list[Lost] = []
+        self.open: dict[str, list[AnyRecord]] = {}
+        """The records of runs that are not settled."""
+        self.recent: list[tuple[int, Sequence[Change]]] = []
+        """What the latest versions changed in the files, oldest first: how to walk back."""
+        self.oldest = 0
+        """The earliest version whose files can be brought back."""
+        self.grown = False
+        """There are more old contents than when `retention` looked last."""
+        self.halted: str = row.halted
+        self.stopped: HoldfastError | None = None
+        """Why nothing runs here until the session is opened again; or, if the disk was full, until it is not."""
+
+    async def load(self) -> None:
+        """All of it from the store: after a restart of the host."""
+
+        def read(store: Store) -> tuple[State, list[Lost], dict[str, list[AnyRecord]]]:
+            files = store.files(self.session)
+            state = State(
+                session=self.session,
+                generation=self.row.generation,
+                version=self.row.version,
+                files=files,
+                names=store.names(self.session),
+                head=self.row.head,
+                receipts=self.row.receipts,
+            )
+            open_runs = {run: store.records(run) for _, run in store.unsettled(self.session)}
+            return with_digest(state), store.losses(self.session), open_runs
+
+        row: SessionRow | None = await self.journal.read(lambda store: store.session(self.session))
+        self.row = row or self.row
+        self.state, self.losses, self.open = await self.journal.read(read)
+        self.recent, self.oldest = await self.journal.read(self._walk_back)
+
+    def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int]:
+        """What the latest versions changed in the files, and where that leads: as far as old contents are kept."""
+        recent, oldest = list[tuple[int, Sequence[Change]]](), self.row.version
+        for row in store.versions(self.session, limit=_WALK_BACK):
+            changes = _changes_of(store, row)
+            if not all(self.blobs.has(change.before) for change in changes if change.before):
+                break
+            recent += [(row.version, changes)] if changes else []
+            oldest = row.version - 1
+        return recent[::-1], oldest
+
+    async def reload(self) -> None:
+        """After a write failed: what the journal has, and that memory was lost meanwhile, if it was."""
+        unwritten = self.losses
+        await self.load()
+        with suppress(DiskFull):  # the failure of a write that nobody waited for is told to the next: here
+            await self.journal.append(PutSession(session=self.session, row=self.row))
+        for lost in unwritten[len(self.losses) :]:
+            self._raise_generation(lost)
+
+    def note(self, *records: AnyRecord) -> list[Append]:
+        """Remember records of this process's own runs; returns what writes them."""
+        for record in records:
+            self.open.setdefault(record.run, []).append(record)
+        return [Append(session=self.session, record=record) for record in records]
+
+    def row_for(self, state: State) -> SessionRow:
+        return msgspec.structs.replace(
+            self.row, generation=state.generation, version=state.version, ckpt=str(state.ckpt()), head=state.head,
+            receipts=state.receipts, halted=self.halted,
+        )  # fmt: skip
+
+    def register(self) -> None:
+        """Make the session known; durable with the first run that is."""
+        self.row = self.row_for(self.state)
+        self.journal.append_nowait(PutSession(session=self.session, row=self.row))
+
+    def adopt(self, state: State) -> None:
+        """A settled run led here."""
+        self.state, self.row = state, self.row_for(state)
+
+    def begin(self) -> None:
+        """The first kernel is up."""
+        self.state = msgspec.structs.replace(self.state, generation=1)
+        self.row = self.row_for(self.state)
+
+    def remember(self, version: int, changes: Sequence[Change]) -> None:
+        """A version that changed files, so that one can walk back over it."""
+        self.recent.append((version, changes))
+        self.grown = True
+
+    def manifests(self) -> set[str]:
+        """Of the versions that can be brought back."""
+        files, found = dict(self.state.files), {self.state.manifest_sha256}
+        for _, changes in reversed(self.recent):
+            files = undo(files, changes)
+            found.add(manifest.digest(files))
+        return found
+
+    def lose_memory(self, cause: str, *, run: str | None = None) -> Lost:
+        """The generation rises: memory is no continuation of what it was."""
+        state = self.state
+        lost = Lost(
+            at=time.time(), generation=state.generation + 1, cause=cause, run=run, names=sorted(state.live())[:10_000]
+        )
+        self._raise_generation(lost)
+        return lost
+
+    def _raise_generation(self, lost: Lost) -> None:
+        self.losses.append(lost)
+        self.adopt(msgspec.structs.replace(self.state, generation=lost.generation))
+        self.journal.append_nowait(
+            PutLost(session=self.session, lost=lost), PutSession(session=self.session, row=self.row)
+        )
+
+    def halt(self, error: HoldfastError) -> None:
+        """Nothing more runs here. What is damaged stays so, until somebody has looked; a disk that failed left all
+        behind that was written down, and whoever opens the session next settles it."""
+        if not isinstance(error, SessionHalted):
+            self.stopped = error
+            return
+        self.halted = self.halted or error.message
+        self.row = msgspec.structs.replace(self.row, halted=self.halted)
+        self.journal.append_nowait(PutSession(session=self.session, row=self.row))
+
+    async def recall(self, run: str) -> list[AnyRecord]:
+        """A run's records as the journal has them, after a write of some failed."""
+        records = await self.read(lambda store: store.records(run))
+        if records:
+            self.open[run] = records
+        else:
+            self.open.pop(run, None)
+        return records
+
+    def refuse_if_halted(self) -> None:
+        if self.stopped is not None:
+            raise self.stopped
+        if self.halted:
+            raise SessionHalted(
+                f"session {self.session} is stopped: {self.halted}",
+                hint=f"`holdfast verify {self.session}` names what is wrong; its files are as they are",
+            )
+
+    async def read(self, query: Callable[[Store], T]) -> T:
+        return await self.journal.read(query)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Work on the disk, which takes its time. Whatever it learns to be wrong stops the session."""
+        try:
+            return await anyio.to_thread.run_sync(work)
+        except SessionHalted as error:
+            self.halt(error)
+            raise
+
+
+def with_digest(state: State) -> State:
+    return msgspec.structs.replace(state, manifest_sha256=manifest.digest(state.files))
+
+
+def _changes_of(store: Store, row: VersionRow) -> list[Change]:
+    """Of a run that committed the journal says it; of savepoints that outlived their run, their receipt."""
+    for record in store.records(row.run):
+        if isinstance(record, Verified):
+            return record.changes
+    saved = (receipt(found.envelope).facts() for found in store.receipt(row.run))
+    return next((facts.changes for facts in saved if facts.kind == "savepoint"), [])

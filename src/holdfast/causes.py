@@ -1,0 +1,149 @@
+"""Why a run did not end well, in words, from the evidence that it left."""
+
+import ast
+import re
+import signal
+
+import msgspec
+
+from holdfast.kernel import wire
+from holdfast.kernel.conduct import Outcome
+from holdfast.model import Memory, Mode, RunError
+
+_MIB = 1 << 20
+_FATES = {
+    "kept": "Variables are as the cell left them.",
+    "restored": "Variables are as they were before the run.",
+    "lost": "Variables are lost; files are kept; a fresh kernel is ready.",
+}
+_HINTS = {
+    "timeout": "give the run more time (timeout=…), or do less in one run",
+    "interrupted": "run it again when you mean it",
+    "output_limit": "print less, or write to a file in /mnt/data",
+    "killed": "split the work so that the part that dies stands alone, and look at it there",
+    "out_of_memory": "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory=…",
+}
+_NAMES = {
+    "timeout": "Timeout",
+    "interrupted": "KeyboardInterrupt",
+    "output_limit": "OutputLimit",
+    "killed": "KernelKilled",
+    "out_of_memory": "OutOfMemory",
+}
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What the session's cgroup knows about a death."""
+
+    oom_kills: int
+    peak_bytes: int
+    cap_bytes: int
+
+
+def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
+    """The error of a run, or None if it ended well."""
+    if outcome.finished is None:
+        loss = _explain_loss(outcome, memory)
+        return msgspec.structs.replace(loss, line=loss.line or _last_line_in_cell(outcome.location))
+    if outcome.stop is not None:
+        return _explain_stop(outcome)
+    if outcome.raised is None:
+        return None
+    raised = outcome.raised
+    if raised.name == "KeyboardInterrupt" and raised.kind == "exception":
+        return _error("interrupted", "the cell raised KeyboardInterrupt", raised)
+    if raised.name == "MemoryError":
+        message = raised.message or "the cell ran out of memory"
+        return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
+    return RunError(
+        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
+    )
+
+
+def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
+    """The error, and in its message what became of memory (where that is not plain from the code)."""
+    if error.code in ("exception", "syntax"):
+        return error
+    why = f" ({unprotected})" if memory == "lost" and unprotected else ""
+    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
+
+
+def keeps_memory(error: RunError, mode: Mode) -> bool:
+    """Whether a failure leaves memory as the cell left it. Nothing ran of what does not parse."""
+    return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
+
+
+def bound_names(code: str) -> set[str]:
+    """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
+    try:
+        module = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a magic, or worse
+        return set()
+    names: set[str] = set()
+    pending: list[ast.AST] = [module]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+            continue  # what it binds inside is its own
+        if isinstance(node, ast.Lambda):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        if isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        pending.extend(ast.iter_child_nodes(node))
+    return {name for name in names if not name.startswith("_") and name != "*"}
+
+
+def _explain_stop(outcome: Outcome) -> RunError | None:
+    """We asked it to end, and it did: memory is intact."""
+    assert outcome.stop is not None
+    if outcome.stop.reason == "interrupted" and outcome.raised is None:
+        return None  # it was done before the interrupt reached it
+    return _error(outcome.stop.reason, f"{outcome.stop.message}. It was interrupted.", outcome.raised)
+
+
+def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
+    if memory.oom_kills and (outcome.died is None or outcome.died.status & 0x7F == signal.SIGKILL):
+        used, cap = memory.peak_bytes // _MIB, memory.cap_bytes // _MIB
+        message = f"the kernel was killed at its memory cap: it held {used} MiB of {cap} MiB and asked for more."
+        return _error("out_of_memory", message, outcome.raised)
+    if outcome.stop is not None:
+        message = f"{outcome.stop.message}, and did not heed an interrupt: the kernel was killed."
+        if outcome.stop.at_once:
+            message = f"{outcome.stop.message}: the kernel was killed."
+        return _error(outcome.stop.reason, message, outcome.raised)
+    return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
+
+
+def _last_line_in_cell(location: str) -> int | None:
+    """From what faulthandler wrote: most recent call first."""
+    found = re.findall(r'File "(<ipython-input-[^"]*)", line (\d+)', location)
+    # The outermost is the cell that runs; further in may be functions of earlier cells, with lines of their own.
+    return next((int(line) for name, line in found if name == found[-1][0]), None)
+
+
+def _cause(outcome: Outcome) -> str:
+    if outcome.gone or outcome.died is None:
+        return outcome.gone or "nobody knows why"
+    status = outcome.died.status
+    number = status & 0x7F
+    if number == 0:
+        return f"exit code {status >> 8}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "?"
+    return f"signal {number} ({name})"
+
+
+def _error(code: str, message: str, raised: wire.Raised | None) -> RunError:
+    return RunError(
+        code=code,  # type: ignore[arg-type]
+        name=_NAMES[code],
+        message=message,
+        traceback=raised.traceback if raised else "",
+        line=raised.line if raised else None,
+        hint=_HINTS[code],
+    )

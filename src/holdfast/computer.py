@@ -1,0 +1,339 @@
+"""A session's disposable computer: one kernel at a time, its snapshot, and the layer that its files are staged on.
+
+It executes, protects, freezes and rolls back, and knows nothing of journals: whether a run is kept or rolled back is
+decided above. Rolled back, memory and files return together: the kernel is killed, a fresh layer is laid over the
+committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
+"""
+
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from holdfast.causes import Evidence, explain
+from holdfast.config import Limits
+from holdfast.environments import Environment
+from holdfast.errors import HoldfastError
+from holdfast.guards import DiskGuard, MemoryWatchdog
+from holdfast.kernel import wire
+from holdfast.kernel.client import Kernel
+from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, OnSave, Outcome, Stop
+from holdfast.kernel.output import RunOutput, forget_oldest_logs
+from holdfast.model import Memory, MemoryCap, RunError, Stray
+from holdfast.nodes.local import Ids, Incarnation, LocalNode
+from holdfast.resources import layers
+from holdfast.resources.descent import Parts
+from holdfast.resources.handles import still_held
+from holdfast.resources.memory import Protection
+from holdfast.resources.publish import discard
+from holdfast.resources.workspace import Workspace
+from holdfast.sandbox.cgroups import Cgroup
+
+_QUICK_S = 10.0
+"""For what the guest answers by itself: names, completions, re-opening its files."""
+
+
+class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of memory."""
+
+    memory: Memory
+    discarded: list[str] = []
+    not_restored: list[str] = []
+    unprotected: str | None = None
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request did, before anybody has decided what becomes of it."""
+
+    conduct: Conduct
+    outcome: Outcome
+    error: RunError | None
+    strays: list[Stray]
+    peak_bytes: int | None
+    given_up: BaseException | None
+    """The caller is gone (cancelled), or its callback failed: the cell ended with it."""
+
+
+class Computer:
+    """Guards the processes and the layer of one session."""
+
+    def __init__(
+        self, node: LocalNode, environment: Environment, *, session: str, ids: Ids, workspace: Workspace, limits: Limits
+    ) -> None:
+        self.environment = environment
+        self.ids = ids
+        self.limits = limits
+        self.workspace = workspace
+        self.stage = ""
+        """The layer that changes go to."""
+        self.now: Incarnation | None = None
+        self.protection: Protection
+        self.pristine = True
+        """Nothing has run yet that a rollback would have to keep: a fresh kernel is as good as a snapshot."""
+        self.disk = DiskGuard(workspace, self.pids, limits)
+        self.not_reopened: list[str] = []
+        """Files that were open at the last commit and could not be opened again: `Run.not_restored`."""
+        self._session = session
+        self._node = node
+        self._conduct: Conduct | None = None
+        self.same_inode: frozenset[Parts] = frozenset()
+        """Files that the last commit left in the guest's hands, until it has opened them anew."""
+        self.untouched: dict[int, int] = {}
+        """Files in the layer that only lie there because they are open: see `layers.touched_last`."""
+        self._left: list[str] = []
+        """Layers that nothing is mounted on any more."""
+
+    @property
+    def memory_cap(self) -> MemoryCap:
+        return "watchdog" if self._node.tree.kind == "watchdog" else "cgroup"
+
+    @property
+    def kernel(self) -> Kernel:
+        assert self.now is not None
+        return self.now.kernel
+
+    # -- kernels -----------------------------------------------------------------------------------------------
+
+    async def renew(self) -> Incarnation:
+        """A fresh kernel in place of the present one, if any, on a fresh layer."""
+        await self.end_kernel()
+        await self._lay_stage()
+        self.now = await self._node.fork(
+            self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage
+        )
+        self.protection = Protection(
+            self.now.kernel,
+            self.now.cgroup,
+            cap_bytes=self.limits.memory_bytes,
+            reserve_bytes=self.limits.snapshot_reserve_bytes,
+        )
+        self.pristine = True
+        self.now.cgroup.freeze()
+        return self.now
+
+    async def end_kernel(self) -> None:
+        incarnation, self.now = self.now, None
+        if incarnation is not None:
+            with anyio.CancelScope(shield=True):
+                await incarnation.end()
+
+    async def close(self) -> None:
+        """End the kernel, every process and the cgroup. Files stay."""
+        await self.end_kernel()
+        self._node.give_back_ids(self.ids)
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    def stop(self, stop: Stop) -> bool:
+        """Ask what runs to end; False if nothing does."""
+        if self._conduct is not None:
+            self._conduct.stop(stop)
+        return self._conduct is not None
+
+    async def execute(
+        self,
+        run_id: str,
+        request: wire.Execute | wire.Shell,
+        *,
+        timeout_s: float,
+        emit: Emit | None = None,
+        ask: Ask | None = None,
+        on_save: OnSave | None = None,
+    ) -> Execution:
+        """Conduct a request to its end, whatever end that is, and clear up after it."""
+        assert self.now is not None
+        cgroup = self.now.cgroup
+        output = RunOutput(
+            self.workspace.logs / run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
+        )
+        conduct = Conduct(self.now.kernel, output, self.limits, emit=emit, ask=ask, on_save=on_save)
+        peak_is_exact, oom_kills = cgroup.reset_peak(), cgroup.oom_kills()
+        self._conduct, given_up = conduct, None
+        try:
+            outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards())
+        except BaseException as error:
+            given_up = error
+            with anyio.CancelScope(shield=True):
+                outcome = await conduct.abandon(Stop(reason="interrupted", message="the caller gave up"))
+        finally:
+            self._conduct = None
+            output.close()
+        with anyio.CancelScope(shield=True):
+            outcome = await self._check_disk(outcome)
+            strays = await self._clear_up(outcome)
+        evidence = self._evidence(cgroup, oom_kills)
+        return Execution(
+            conduct=conduct,
+            outcome=outcome,
+            error=explain(outcome, evidence),
+            strays=strays,
+            peak_bytes=evidence.peak_bytes if peak_is_exact else None,
+            given_up=given_up,
+        )
+
+    def next_turn(self) -> int:
+        """Requests are numbered, so that a belated reply ends no other."""
+        self.kernel.turn += 1
+        return self.kernel.turn
+
+    async def probe(self, probes: list[wire.Probe], *, timeout_s: float) -> list[str] | None:
+        """Have the guest try what a caller declared; None if it did not answer in time."""
+        turn = self.next_turn()
+        with anyio.move_on_after(timeout_s):
+            await self.kernel.send(wire.Verify(turn=turn, probes=probes))
+            probed = await self.kernel.expect(wire.Probed)
+            if probed is not None and probed.turn == turn and len(probed.failures) == len(probes):
+                return [failure[:2000] for failure in probed.failures]
+        return None
+
+    def has_changes(self) -> bool:
+        """Whether anything was written to disk since the layer was laid."""
+        return layers.has_changes(self.stage_path)
+
+    @property
+    def stage_path(self) -> Path:
+        return self.workspace.stage_path(self.stage)
+
+    # -- afterwards --------------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        if self.now is not None:
+            self.now.cgroup.freeze()
+
+    async def hold(self) -> bool:
+        """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
+        if self.now is None:
+            return True
+        cgroup = self.now.cgroup
+        cgroup.freeze()
+        return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, _QUICK_S)
+
+    def thaw(self) -> None:
+        if self.now is not None:
+            self.now.cgroup.thaw()
+
+    async def roll_back(self, *, alive: bool) -> Aftermath:
+        """Memory and files as they were when the last snapshot was taken; memory may be lost instead."""
+        assert self.now is not None
+        kernel, was_pristine = self.now.kernel, self.pristine
+        self.thaw()  # who is frozen neither answers nor dies
+        before = await _names_of(kernel) if alive and kernel.is_alive() else {}
+        woken, unprotected = (None, None) if was_pristine else await self._wake()
+        if woken is not None:
+            await self._note_untouched()
+            after = await _names_of(kernel)
+            taken_back = [n for n, value in before.items() if n not in after or after[n].address != value.address]
+            return Aftermath(memory="restored", discarded=sorted(taken_back), not_restored=woken.not_restored)
+        try:
+            await self.renew()
+        except HoldfastError:  # a run's result is not lost with it; the next request tries again
+            self.now = None
+        return Aftermath(
+            memory="restored" if was_pristine else "lost", discarded=sorted(before), unprotected=unprotected
+        )
+
+    async def _wake(self) -> tuple[wire.Woken | None, str | None]:
+        """The snapshot, on a fresh layer; or why memory is lost. It never wakes on the layer that was to go: what
+        it wrote there from then on nobody would see."""
+        try:
+            woken = await self.protection.roll_back(self._fresh_layer)
+        except HoldfastError as error:
+            return None, error.message
+        return woken, self.protection.unprotected
+
+    async def restage(self) -> None:
+        """After the layer was published: a fresh one over the files, and the guest's open files on it."""
+        if self.now is None:
+            return
+        await self._lay_stage()
+        await self._node.stage(self.now.kernel, self.workspace.path, self.stage)
+        self.thaw()
+        restaged = await self.now.kernel.restage(_QUICK_S)
+        if restaged is None or await self._holds_committed_files():
+            return await self.end_kernel()
+        self.not_reopened = restaged.not_reopened
+        await self._note_untouched()
+
+    async def protect(self) -> None:
+        """A snapshot of the kernel as it is now."""
+        if self.now is not None and not self.pristine:
+            self.thaw()  # what was looked at and found unchanged was left frozen
+            await self.protection.renew()
+
+    async def sweep(self) -> None:
+        """Remove the layers that are done with."""
+        left, self._left = self._left, []
+        for name in left:
+            await anyio.to_thread.run_sync(discard, self.workspace.stage_path(name))
+
+    # -- parts -------------------------------------------------------------------------------------------------
+
+    async def _holds_committed_files(self) -> bool:
+        held, self.same_inode = self.same_inode, frozenset()
+        return bool(held and await anyio.to_thread.run_sync(still_held, self.workspace.files, held))
+
+    async def _note_untouched(self) -> None:
+        """What is open for writing was copied into the layer when it was opened anew; that alone is no change."""
+        if self.has_changes():
+            self.untouched = await anyio.to_thread.run_sync(layers.touched_last, self.stage_path)
+
+    async def _lay_stage(self) -> None:
+        self.untouched = {}
+        if self.stage:
+            self._left.append(self.stage)
+        self.stage = await anyio.to_thread.run_sync(self.workspace.new_stage)
+
+    async def _fresh_layer(self) -> None:
+        """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
+        if self.now is not None and self.has_changes():
+            await self._lay_stage()
+            await self._node.stage(self.now.kernel, self.workspace.path, self.stage)
+
+    def _guards(self) -> list[Guard]:
+        assert self.now is not None
+        memory: Guard = (
+            MemoryWatchdog(self.now.cgroup, self.limits) if self.memory_cap == "watchdog" else self.protection
+        )
+        return [self.disk, memory]
+
+    def _evidence(self, cgroup: Cgroup, oom_kills_before: int) -> Evidence:
+        return Evidence(
+            oom_kills=cgroup.oom_kills() - oom_kills_before,
+            peak_bytes=cgroup.memory_peak_bytes(),
+            cap_bytes=self.limits.memory_bytes,
+        )
+
+    async def _check_disk(self, outcome: Outcome) -> Outcome:
+        """A cell may have been over before anybody looked: what it wrote counts all the same."""
+        stop = await self.disk.at_end() if outcome.finished else None
+        return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
+
+    async def _clear_up(self, outcome: Outcome) -> list[Stray]:
+        """Name and kill what the request left."""
+        assert self.now is not None
+        cgroup, keep, killed = self.now.cgroup, self.protection.keep, []
+        if set(cgroup.pids()) - keep:
+            killed = await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep))
+        if outcome.printed:
+            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
+        threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []
+        return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [
+            Stray(kind="thread", name=name, outcome="frozen") for name in threads
+        ]
+
+    def pids(self) -> list[int]:
+        return self.now.cgroup.pids() if self.now else []
+
+
+async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
+    with anyio.move_on_after(_QUICK_S):
+        await kernel.send(wire.ListNames(bare=True))
+        named = await kernel.expect(wire.Named)
+        return named.names if named else {}
+    return {}
+
+
+def _plain(command: str) -> str:
+    """A command as its user knows it: a fork of the kernel has the zygote's command line."""
+    return "python (a fork of the kernel)" if "holdfast.kernel.zygote" in command else command

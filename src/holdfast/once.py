@@ -1,0 +1,125 @@
+"""Exactly once: a key has at most one committed run.
+
+The same key again gets the recorded answer, also while the first is still running (it waits), also after a crash of
+the host. A run that we or a crash rolled back may run again, as the next attempt; one that its own code failed keeps
+its answer, unless the caller wants a retry.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+
+from holdfast.books import Books
+from holdfast.errors import KeyReused
+from holdfast.model import Run
+from holdfast.planning import RunRequest
+from holdfast.receipts import receipt
+from holdfast.records import Planned, Settled
+from holdfast.store.rows import KeyRow, PutKey
+from holdfast.store.sqlite import Store
+
+_RESULT_BYTES = 1 << 20
+"""Of displays that are kept with an answer; more are left out of it and counted."""
+
+
+class Once:
+    """Lets those who come with the same key wait for each other."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, anyio.Lock] = {}
+        self._waiting: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: str | None) -> AsyncIterator[None]:
+        if key is None:
+            yield
+            return
+        lock = self._turns.setdefault(key, anyio.Lock())
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key], self._turns[key]
+
+
+class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a key."""
+
+    row: KeyRow
+    settled: Settled | None
+    result: bytes | None
+
+
+async def look_up(books: Books, key: str) -> Earlier | None:
+    def read(store: Store) -> Earlier | None:
+        row = store.key(books.session, key)
+        if row is None:
+            return None
+        settled = [record for record in store.records(row.run) if isinstance(record, Settled)]
+        return Earlier(row=row, settled=settled[-1] if settled else None, result=store.result(row.run))
+
+    return await books.read(read)
+
+
+async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None, int]:
+    """The recorded run of a request's key, with the session's present CKPT; or None and which attempt this is."""
+    if request.key is None or request.rehearse:
+        return None, 1
+    earlier = await look_up(books, request.key)
+    if earlier is None:
+        return None, 1
+    recorded, attempt = answer(earlier, key=request.key, digest=request.digest(), retry=request.retry)
+    if recorded is None:
+        return None, attempt
+    receipts = await books.read(lambda store: store.receipt(earlier.row.run))
+    sealed = receipt(receipts[-1].envelope) if receipts else None
+    return msgspec.structs.replace(recorded, ckpt=str(books.state.ckpt()), receipt=sealed, replayed=True), attempt
+
+
+def answer(earlier: Earlier, *, key: str, digest: str, retry: bool) -> tuple[Run | None, int]:
+    """The recorded run, or None and which attempt comes next."""
+    row, settled = earlier.row, earlier.settled
+    if row.request_sha256 != digest:
+        raise KeyReused(
+            f"the key {key!r} belongs to {row.run}, which had other code or inputs",
+            hint="use another key for another request; the same key only to ask again for the same one",
+        )
+    if settled is None or earlier.result is None or settled.by == "system":
+        return None, row.attempt + 1
+    if settled.status == "rolled_back" and retry:
+        return None, row.attempt + 1
+    return decode(earlier.result), row.attempt
+
+
+def claim(planned: Planned) -> list[PutKey]:
+    """What lets a key stand for a run from now on."""
+    card = planned.card
+    if card.key is None:
+        return []
+    row = KeyRow(
+        session=card.session,
+        key=card.key,
+        run=planned.run,
+        request_sha256=planned.request_sha256,
+        attempt=card.attempt,
+    )
+    return [PutKey(session=card.session, row=row)]
+
+
+def encode(run: Run, request: RunRequest) -> bytes:
+    """The answer, for whoever asks again; nothing for a run without a key."""
+    if request.key is None:
+        return b""
+    size = sum(len(value) for display in run.displays for value in display.data.values())
+    if size > _RESULT_BYTES:
+        run = msgspec.structs.replace(run, displays=[], dropped_displays=run.dropped_displays + len(run.displays))
+    return msgspec.msgpack.encode(run)
+
+
+def decode(body: bytes) -> Run:
+    return msgspec.msgpack.decode(body, type=Run)

@@ -1,0 +1,109 @@
+"""What a caller gets of a run: put together from what the kernel said, what was verified, and how it was settled."""
+
+import time
+
+import msgspec
+
+from holdfast import checks as checking
+from holdfast.computer import Aftermath, Execution
+from holdfast.model import MemoryCap, Run, RunError
+from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
+
+_MESSAGE = 2_000
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, as far as it is not in its execution."""
+
+    status: Status
+    version: int
+    generation: int
+    ckpt: str
+    aftermath: Aftermath
+    error: RunError | None = None
+    changes: list[Change] = []
+    names: dict[str, tuple[str, str]] = {}
+    checks: list[Check] = []
+    saved: list[str] = []
+    outside: list[str] = []
+
+
+def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap) -> Run:
+    """The run, but for its receipt and its recovery."""
+    conduct = execution.conduct if execution else None
+    finished = execution.outcome.finished if execution else None
+    return Run(
+        id=card.run,
+        session=card.session,
+        status=ending.status,
+        version=ending.version,
+        ckpt=ending.ckpt,
+        card=msgspec.structs.replace(card, stage=ending.status),
+        receipt=None,
+        outputs=[change for change in in_data(ending.changes) if change.kind != "directory"],
+        names={name: kind for name, (kind, _) in ending.names.items() if kind},
+        checks=ending.checks,
+        recovery=None,
+        findings=card.findings,
+        saved=ending.saved,
+        outside=ending.outside,
+        attempt=card.attempt,
+        replayed=False,
+        generation=ending.generation,
+        memory=ending.aftermath.memory,
+        discarded=ending.aftermath.discarded,
+        not_restored=ending.aftermath.not_restored,
+        unprotected=ending.aftermath.unprotected,
+        count=finished.count if finished else 0,
+        exit_code=finished.exit_code if finished else None,
+        text=conduct.shelf.result if conduct else None,
+        stdout=conduct.output.text("stdout") if conduct else "",
+        stderr=conduct.output.text("stderr") if conduct else "",
+        dropped_bytes=conduct.output.dropped_bytes if conduct else 0,
+        displays=conduct.shelf.displays if conduct else [],
+        dropped_displays=conduct.shelf.dropped if conduct else 0,
+        error=ending.error,
+        strays=execution.strays if execution else [],
+        duration_s=execution.outcome.duration_s if execution else 0.0,
+        peak_memory_bytes=execution.peak_bytes if execution else None,
+        memory_cap=memory_cap,
+    )
+
+
+def executed(run: str, execution: Execution, error: RunError | None) -> Executed:
+    """The record that the code has ended."""
+    finished = execution.outcome.finished
+    return Executed(
+        run=run,
+        at=time.time(),
+        error_code=error.code if error else None,
+        error_message=error.message[:_MESSAGE] if error else "",
+        duration_s=execution.outcome.duration_s,
+        exit_code=finished.exit_code if finished else None,
+        peak_memory_bytes=execution.peak_bytes,
+        strays=[f"{stray.kind} {stray.name} ({stray.outcome})" for stray in execution.strays][:100],
+    )
+
+
+def in_data(changes: list[Change]) -> list[Change]:
+    return [change for change in changes if change.area == "data"]
+
+
+def verification_error(checks: list[Check]) -> RunError:
+    return RunError(
+        code="verification",
+        name="VerificationFailed",
+        message=checking.reason(checks),
+        hint="run.checks has each check; declare what the code really makes, or make the code do it",
+    )
+
+
+def blocked_error(missing: list[Finding]) -> RunError:
+    names = ", ".join(name for finding in missing for name in finding.names)
+    return RunError(
+        code="exception",
+        name="NameError",
+        message=f"not started: {'; '.join(finding.message for finding in missing)}",
+        line=missing[0].line,
+        hint=f"define {names} first, or run with preflight='warn'",
+    )

@@ -1,0 +1,73 @@
+"""Savepoints: files that a cell has finished, kept whatever becomes of the run.
+
+They are copied to blobs and synced, then journalled as `Saved`; only then does the code go on. `settle` applies them
+when the run is rolled back; when it commits they are among its files anyway.
+"""
+
+import os
+import time
+
+from holdfast import paths
+from holdfast.books import Books
+from holdfast.computer import Computer
+from holdfast.errors import FileUnknown, HoldfastError
+from holdfast.faults import crashpoint
+from holdfast.kernel import wire
+from holdfast.records import FileEntry, Saved
+from holdfast.resources.descent import open_file
+
+_MOST_FILES = 1_000
+_MOST_SAVES = 10_000
+
+
+class Savepoints:
+    """What one run has saved."""
+
+    def __init__(self, books: Books, computer: Computer, run: str) -> None:
+        self.steps: list[str] = []
+        self.paths: list[str] = []
+        self._books = books
+        self._computer = computer
+        self._run = run
+        self._refused = ""
+        self._bytes = 0
+
+    def refuse(self, why: str) -> None:
+        """Every save from now on is answered with this."""
+        self._refused = why
+
+    async def save(self, saving: wire.Saving) -> str:
+        """Make these files last; returns why not, or nothing."""
+        if self._refused:
+            return self._refused
+        if len(saving.paths) > _MOST_FILES or len(self.steps) >= _MOST_SAVES:
+            return f"at most {_MOST_FILES:,} files at once, and {_MOST_SAVES:,} times in a run"
+        try:
+            files = await self._books.in_thread(lambda: [self._keep(path) for path in saving.paths])
+            crashpoint("save.copied")
+            record = Saved(run=self._run, at=time.time(), files=files, step=saving.step[:200])
+            await self._books.journal.append(*self._books.note(record))
+            crashpoint("save.journalled")
+        except (HoldfastError, OSError, ValueError) as error:
+            return str(error)
+        self.steps.append(record.step or f"step {len(self.steps) + 1}")
+        self.paths = list(dict.fromkeys([*self.paths, *(file.path for file in files)]))
+        return ""
+
+    def _keep(self, path: str) -> FileEntry:
+        if paths.to_text(paths.to_bytes(path)) != path:
+            raise ValueError(f"{path!r} is no path")
+        with os.fdopen(self._open(path), "rb") as source:
+            self._bytes += os.fstat(source.fileno()).st_blocks * 512
+            if self._bytes > self._computer.limits.disk_bytes:
+                raise ValueError("the run has saved more than the session's disk may hold")
+            sha256, size = self._books.blobs.put_stream(source)
+            self._books.grown = True
+        return FileEntry(path=path, sha256=sha256, bytes=size)
+
+    def _open(self, path: str) -> int:
+        """As the cell sees it: in its layer, or below it."""
+        try:
+            return open_file(self._computer.stage_path / "data", path)
+        except (FileUnknown, FileNotFoundError):  # nothing was written to that layer yet
+            return open_file(self._computer.workspace.files / "data", path)

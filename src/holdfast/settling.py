@@ -1,0 +1,296 @@
+"""How every run ends: `settle`. Nothing else does, and start-up recovery is the same call.
+
+It goes by the run's records alone. The last is `Verified`: publish (again) and settle, with the receipt that is in it.
+Anything earlier: nothing of the run was published; its layer is dropped, what it saved on the way is applied as a
+version of its own, and it is settled as rolled back.
+"""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from holdfast import durable, manifest
+from holdfast.books import Books
+from holdfast.faults import crashpoint
+from holdfast.receipts import Sealed, seal
+from holdfast.records import AnyRecord, Change, Executed, Planned, Saved, Settled, Verified
+from holdfast.resources.descent import Parts
+from holdfast.resources.publish import publish
+from holdfast.resources.restoring import fill_stage, plan_restore
+from holdfast.state import State, next_version, sealed, with_changes, with_names
+from holdfast.statements import RunFacts, statement
+from holdfast.store.rows import (
+    AnyWrite,
+    PutFiles,
+    PutNames,
+    PutReceipt,
+    PutResult,
+    PutSession,
+    PutVersion,
+    ReceiptRow,
+    VersionRow,
+)
+
+Blame = Literal["user", "system"]
+INTERRUPTED = "the host ended while it ran"
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended."""
+
+    settled: Settled
+    receipt: Sealed
+    saved: list[str] = []
+    """Files that it had saved on the way and that were applied now."""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's records, by what they are."""
+
+    planned: Planned
+    saved: list[Saved] = []
+    executed: Executed | None = None
+    verified: Verified | None = None
+
+
+def story(records: list[AnyRecord]) -> Story:
+    return Story(
+        planned=next(r for r in records if isinstance(r, Planned)),
+        saved=[r for r in records if isinstance(r, Saved)],
+        executed=next((r for r in records if isinstance(r, Executed)), None),
+        verified=next((r for r in records if isinstance(r, Verified)), None),
+    )
+
+
+async def settle(
+    books: Books,
+    run: str,
+    *,
+    reason: str = INTERRUPTED,
+    blame: Blame = "system",
+    result: bytes = b"",
+    redo: bool = False,
+    same_inode: frozenset[Parts] = frozenset(),
+) -> Settlement:
+    """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is."""
+    told = story(books.open[run])
+    if told.verified is not None:
+        settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
+    else:
+        settlement = await _roll_back(books, told, reason=reason, blame=blame, result=result)
+    del books.open[run]
+    return settlement
+
+
+async def settle_open(books: Books) -> None:
+    """Every run that has not ended: what a start of the host does, and whoever goes on after the disk was full."""
+    for run in list(books.open):
+        await settle(books, run, redo=True)
+
+
+async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, result: bytes = b"") -> Settlement:
+    """A run that changed no file has nothing to publish: its last records are one write."""
+    told = story([*books.open[verified.run], verified])
+    after = state_after(books.state, verified)
+    receipt = seal(verified.receipt, books.key)
+    settled = _settled(told.planned, after, receipt, status=verified.status)
+    await books.journal.append(
+        *books.note(*records, verified, settled),
+        *results(books, verified.run, result),
+        *_writes(books, told.planned, after, receipt, changes=[], names=verified.names),
+    )
+    books.adopt(sealed(after, receipt.sha256))
+    del books.open[verified.run]
+    return Settlement(settled=settled, receipt=receipt)
+
+
+# -- forward -----------------------------------------------------------------------------------------------------
+
+
+async def _publish(
+    books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
+) -> Settlement:
+    after = state_after(books.state, verified)
+    await books.in_thread(lambda: _publish_files(books, verified, after, redo=redo, same_inode=same_inode))
+    receipt = seal(verified.receipt, books.key)
+    settled = _settled(told.planned, after, receipt, status=verified.status)
+    await books.journal.append(
+        *books.note(settled),
+        *_writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names),
+    )
+    books.adopt(sealed(after, receipt.sha256))
+    books.remember(after.version, verified.changes)
+    return Settlement(settled=settled, receipt=receipt)
+
+
+def _publish_files(books: Books, verified: Verified, after: State, *, redo: bool, same_inode: frozenset[Parts]) -> None:
+    workspace = books.workspace
+    stage = workspace.stage_path(verified.stage)
+    crashpoint("settle.publish.before")
+    publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
+    crashpoint("settle.published")
+    write_manifest(books, after)
+    crashpoint("settle.manifest.written")
+
+
+def write_manifest(books: Books, state: State) -> None:
+    path = books.workspace.manifests / state.manifest_sha256
+    if not path.exists():
+        durable.write_file(path, manifest.render(state.files))
+
+
+def state_after(state: State, verified: Verified) -> State:
+    """Where a verified run leads."""
+    bound = {name: kind for name, (kind, _) in verified.names.items() if kind}
+    gone = [name for name, (kind, _) in verified.names.items() if not kind]
+    return next_version(with_changes(with_names(state, run=verified.run, bound=bound, gone=gone), verified.changes))
+
+
+# -- back --------------------------------------------------------------------------------------------------------
+
+
+async def _roll_back(books: Books, told: Story, *, reason: str, blame: Blame, result: bytes) -> Settlement:
+    """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
+    planned, before = told.planned, books.state
+    saved, writes = before, list[AnyWrite]()
+    finished = {file.path: file for record in told.saved for file in record.files}
+    changes = plan_restore(before.files, {**before.files, **finished})
+    if changes:
+        saved = next_version(with_changes(before, changes))
+        await books.in_thread(lambda: _publish_saved(books, changes, saved))
+        receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
+        writes = _writes(books, planned, saved, receipt, changes=changes, names={})
+        saved = sealed(saved, receipt.sha256)
+    receipt = seal(statement(_facts_rolled_back(saved, told, reason=reason, blame=blame)), books.key)
+    settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
+    after = sealed(saved, receipt.sha256)
+    await books.journal.append(
+        *books.note(settled),
+        *writes,
+        PutReceipt(session=books.session, row=receipt_row(saved, planned.run, receipt)),
+        PutSession(session=books.session, row=books.row_for(after)),
+        *results(books, planned.run, result),
+    )
+    books.adopt(after)
+    if changes:
+        books.remember(saved.version, changes)
+    return Settlement(settled=settled, receipt=receipt, saved=[change.path for change in changes])
+
+
+def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
+    """From blobs, by way of a layer of its own: the same publish as any other."""
+    crashpoint("settle.saved.before")
+    stage = books.workspace.stage_path(books.workspace.new_stage())
+    fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
+    publish(stage, books.workspace.files, changes, books.blobs, redo=True)
+    write_manifest(books, after)
+    crashpoint("settle.saved.after")
+
+
+# -- writing it down ---------------------------------------------------------------------------------------------
+
+
+def _settled(
+    planned: Planned,
+    after: State,
+    receipt: Sealed,
+    *,
+    status: Literal["committed", "kept", "rolled_back"],
+    reason: str = "",
+    by: Literal["", "user", "system"] = "",
+) -> Settled:
+    return Settled(
+        run=planned.run, at=time.time(), status=status, version=after.version, ckpt=str(after.ckpt()),
+        reason=reason, by=by, receipt_sha256=receipt.sha256,
+    )  # fmt: skip
+
+
+def _writes(
+    books: Books,
+    planned: Planned,
+    after: State,
+    receipt: Sealed,
+    *,
+    changes: list[Change],
+    names: dict[str, tuple[str, str]],
+) -> list[AnyWrite]:
+    """What a new version is, row by row."""
+    session = books.session
+    writes: list[AnyWrite] = [
+        PutReceipt(session=session, row=receipt_row(after, planned.run, receipt)),
+        PutVersion(session=session, row=_version(planned, after)),
+        PutSession(session=session, row=books.row_for(sealed(after, receipt.sha256))),
+    ]
+    paths = [change.path for change in changes if change.area == "data"]
+    if paths:
+        put = [after.files[path] for path in paths if path in after.files]
+        gone = [path for path in paths if path not in after.files]
+        writes.append(PutFiles(session=session, put=put, gone=gone))
+    if names:
+        put_names = {name: after.names[name] for name in names if name in after.names}
+        writes.append(PutNames(session=session, put=put_names, gone=[name for name in names if name not in put_names]))
+    return writes
+
+
+def _version(planned: Planned, after: State) -> VersionRow:
+    return VersionRow(
+        session=after.session, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
+        run=planned.run, at=time.time(), manifest_sha256=after.manifest_sha256,
+    )  # fmt: skip
+
+
+def receipt_row(state: State, run: str, receipt: Sealed) -> ReceiptRow:
+    """`state` is where the chain stood before it."""
+    return ReceiptRow(
+        session=state.session, number=state.receipts + 1, run=run, sha256=receipt.sha256, envelope=receipt.envelope
+    )
+
+
+def results(books: Books, run: str, result: bytes) -> list[AnyWrite]:
+    return [PutResult(session=books.session, run=run, body=result)] if result else []
+
+
+def facts_of(planned: Planned, executed: Executed | None, before: State, after: State) -> RunFacts:
+    """What is told of every run, however it ends; the rest is filled in by whoever knows."""
+    card = planned.card
+    return RunFacts(
+        session=before.session,
+        run=planned.run,
+        number=before.receipts + 1,
+        previous=before.head,
+        kind=planned.kind,
+        status="committed",
+        version_before=before.version,
+        version=after.version,
+        generation=after.generation,
+        ckpt_before=card.base,
+        ckpt=str(after.ckpt()),
+        manifest_sha256=after.manifest_sha256,
+        goal=card.goal,
+        code_sha256=card.code_sha256,
+        started_at=planned.at,
+        finished_at=executed.at if executed else planned.at,
+        key=card.key,
+        attempt=card.attempt,
+        inputs=[*card.inputs, *card.forecast_inputs],
+        environment=card.environment,
+        error_code=executed.error_code if executed else None,
+        error_message=executed.error_message if executed else "",
+        exit_code=executed.exit_code if executed else None,
+        duration_s=executed.duration_s if executed else 0.0,
+        peak_memory_bytes=executed.peak_memory_bytes if executed else None,
+        strays=executed.strays if executed else [],
+    )
+
+
+def _facts_rolled_back(state: State, told: Story, *, reason: str, blame: Blame) -> RunFacts:
+    facts = facts_of(told.planned, told.executed, state, state)
+    steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
+    return msgspec.structs.replace(facts, status="rolled_back", reason=reason, blame=blame, saved=steps)
+
+
+def _facts_saved(before: State, after: State, told: Story, changes: list[Change]) -> RunFacts:
+    facts = facts_of(told.planned, None, before, after)
+    steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
+    return msgspec.structs.replace(facts, kind="savepoint", changes=changes, saved=steps, finished_at=told.saved[-1].at)

@@ -1,0 +1,80 @@
+"""Where a session stands: its version, its generation, its files and names, and the CKPT that names all of it.
+
+A `State` never changes: a run that commits makes the next one. What is true of the disk is the store's word; this is
+the same in memory, so that a run does not read it back.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+
+from holdfast import manifest
+from holdfast.ckpt import Ckpt, root
+from holdfast.records import Change, FileEntry
+from holdfast.store.rows import NameRow
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One point in a session's life."""
+
+    session: str
+    generation: int = 0
+    version: int = 0
+    files: Mapping[str, FileEntry] = {}
+    """Of /mnt/data, by path."""
+    names: Mapping[str, NameRow] = {}
+    """Of this generation, and of earlier ones what has not been bound anew: see `live`."""
+    manifest_sha256: str = manifest.digest({})
+    head: str = ""
+    """Digest of the last receipt."""
+    receipts: int = 0
+
+    def live(self) -> Mapping[str, tuple[str, str]]:
+        """The names in memory: name -> (type, run that bound it last)."""
+        return self._live
+
+    def ckpt(self) -> Ckpt:
+        return self._ckpt
+
+    @cached_property
+    def _live(self) -> Mapping[str, tuple[str, str]]:
+        return {n: (row.type, row.run) for n, row in self.names.items() if row.generation == self.generation}
+
+    @cached_property
+    def _ckpt(self) -> Ckpt:
+        digest = root(self.manifest_sha256, self.live())
+        return Ckpt(session=self.session, generation=self.generation, version=self.version, root12=digest[:12])
+
+
+def with_changes(state: State, changes: Sequence[Change]) -> State:
+    """The same with other files."""
+    own = [change for change in changes if change.area == "data"]
+    if not own:
+        return state
+    files = dict(state.files)
+    for change in own:
+        if change.kind == "file" and change.action != "removed":
+            files[change.path] = FileEntry(path=change.path, sha256=change.sha256, bytes=change.bytes)
+        else:
+            files.pop(change.path, None)
+    return msgspec.structs.replace(state, files=files, manifest_sha256=manifest.digest(files))
+
+
+def with_names(state: State, *, run: str, bound: Mapping[str, str], gone: Sequence[str]) -> State:
+    """The same after a run bound some names and took others away."""
+    if not bound and not gone:
+        return state
+    names = {name: row for name, row in state.names.items() if name not in gone}
+    for name, kind in bound.items():
+        names[name] = NameRow(type=kind, run=run, generation=state.generation)
+    return msgspec.structs.replace(state, names=names)
+
+
+def next_version(state: State) -> State:
+    return msgspec.structs.replace(state, version=state.version + 1)
+
+
+def sealed(state: State, receipt_sha256: str) -> State:
+    """The same with one more receipt in its chain."""
+    return msgspec.structs.replace(state, head=receipt_sha256, receipts=state.receipts + 1)

@@ -1,0 +1,374 @@
+"""One run, from its plan to its end: PLAN, EXECUTE, VERIFY, COMMIT; or a rollback of memory and files.
+
+    plan       the Run Card; journal `Planned`
+    execute    the code, on a staged layer, under a deadline; journal `Executed`
+    verify     frozen: what changed is read and hashed, what was declared is checked, staged data is made durable;
+               journal `Verified`, the point of no return
+    settle     published, sealed, the next version; or rolled back, and a recovery says why
+
+The caller may go away at any moment: from the end of the code on nothing is cancelled any more.
+"""
+
+import time
+from typing import Literal
+
+import anyio
+import msgspec
+
+from holdfast import once, planning, recovery
+from holdfast.causes import bound_names, keeps_memory, with_fate
+from holdfast.computer import Aftermath, Computer, Execution
+from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, RehearsalUnavailable, SessionHalted
+from holdfast.faults import crashpoint
+from holdfast.kernel import wire
+from holdfast.kernel.conduct import Ask, Emit
+from holdfast.model import Run, RunError
+from holdfast.planning import RunRequest
+from holdfast.receipts import receipt
+from holdfast.records import Change, Executed, Finding, Planned, RunCard, Settled, Verified
+from holdfast.resources.descent import Parts
+from holdfast.resources.handles import databases, let_go
+from holdfast.resources.publish import prepare
+from holdfast.results import Ending, blocked_error, executed, in_data, result, verification_error
+from holdfast.savepoints import Savepoints
+from holdfast.sessions import LiveSession, check_text, new_id
+from holdfast.settling import Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.statements import statement
+from holdfast.verification import Verdict, changed_outside, touched, verify
+
+_MOST_NAMES = 10_000
+_NAME_LENGTH = 200
+Kept = Literal["committed", "kept"]
+
+
+async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
+    """Execute a request exactly as planned, to its end."""
+    _refuse_nonsense(session, request)
+    async with session.once.turn(request.key):
+        recorded, attempt = await once.earlier_answer(session.books, request)
+        if recorded is not None:
+            return recorded
+        async with session.turn() as computer:
+            return await _Transaction(session, computer, request, attempt=attempt).run(emit, ask)
+
+
+async def plan(session: LiveSession, request: RunRequest) -> RunCard:
+    """The card of a run that has not been asked for yet."""
+    _refuse_nonsense(session, request)
+    await session.wait_settled()
+    await recovery.refuse_if_moved(session.books, request.expect)
+    return _card(session, request, run=new_id("run"), attempt=1)
+
+
+class _Transaction:
+    """One run under way."""
+
+    def __init__(self, session: LiveSession, computer: Computer, request: RunRequest, *, attempt: int) -> None:
+        self.session = session
+        self.books = session.books
+        self.computer = computer
+        self.request = request
+        self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
+        self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
+        self.attempt = attempt
+        self.before = self.books.state
+        self.saves = Savepoints(self.books, computer, self.id)
+        self.outside: list[str] = []
+        self.undone: list[str] = []
+        """Files that a rollback took back."""
+        self.done: Executed | None = None
+        self.is_back = False
+        """Memory and files are as before."""
+        self.card: RunCard
+        self.planned: Planned
+
+    async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
+        """All of it, in order."""
+        await recovery.refuse_if_moved(self.books, self.request.expect)
+        self.outside = await changed_outside(self.books, self.computer)
+        self.card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
+        if self.request.rehearse:
+            return await self._rehearse(emit)
+        self._begin()
+        if missing := self._missing_names():
+            with anyio.CancelScope(shield=True):
+                return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+        crashpoint("run.planned")
+        execution = await self._execute(emit, ask)
+        crashpoint("run.executed")
+        with anyio.CancelScope(shield=True):
+            ended = await self._end(execution)
+        if execution.given_up is not None:
+            raise execution.given_up
+        return ended
+
+    # -- plan and execute --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Not waited for: until `Verified` nothing lasts, and that is written after it."""
+        self.planned = Planned(
+            run=self.id,
+            at=time.time(),
+            card=self.card,
+            code=self.request.code,
+            kind=self.request.kind,
+            request_sha256=self.request.digest(),
+        )
+        self.books.journal.append_nowait(*self.books.note(self.planned), *once.claim(self.planned))
+
+    def _missing_names(self) -> list[Finding]:
+        policy = self.request.preflight or self.session.preflight
+        return planning.missing(self.card) if policy == "block" else []
+
+    async def _execute(self, emit: Emit | None, ask: Ask | None) -> Execution:
+        turn = self.computer.next_turn()
+        code = self.request.code
+        request = (
+            wire.Shell(turn=turn, command=code)
+            if self.request.kind == "command"
+            else wire.Execute(turn=turn, code=code, stdin=ask is not None)
+        )
+        return await self.computer.execute(
+            self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    async def _end(self, execution: Execution) -> Run:
+        try:
+            return await self._decide(execution)
+        except HoldfastError as error:
+            await self._give_up(error)
+            raise
+        except Exception as error:  # whatever it was that we did wrong, no run is left without an end
+            await self._give_up(SessionHalted(f"{type(error).__name__}: {error}", hint="please report this"))
+            raise
+
+    async def _decide(self, execution: Execution) -> Run:
+        error = execution.error
+        if execution.outcome.finished is None or (error is not None and not keeps_memory(error, self.mode)):
+            assert error is not None
+            return await self._roll_back(execution, error)
+        if error is not None and error.code == "syntax":  # nothing was started
+            untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
+            return await self._end_rolled_back(execution, error, untouched)
+        verdict = await verify(self.books, self.computer, self.request, self.card)
+        crashpoint("run.verified")
+        if not verdict.passed:
+            return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
+        return await self._commit(execution, verdict)
+
+    async def _give_up(self, error: HoldfastError) -> None:
+        """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
+        opens the session next, and nothing runs in it until then."""
+        records = await self.books.recall(self.id)
+        if any(isinstance(record, Verified) for record in records):
+            self.books.halt(error)
+            await self.computer.end_kernel()
+            return
+        if not self.is_back:
+            await self.session.roll_back(alive=False, cause=error.message, run=self.id)
+        await self.computer.sweep()  # it may be its layer that fills the disk
+        try:
+            if records and not isinstance(records[-1], Settled):
+                await settle(self.books, self.id, reason=error.message, blame="system")
+        except HoldfastError as again:
+            self.books.halt(again)
+        if isinstance(error, DiskFailed) and not isinstance(error, DiskFull):
+            self.books.halt(error)
+
+    # -- forward -----------------------------------------------------------------------------------------------
+
+    async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
+        finished = execution.outcome.finished
+        status: Kept = "kept" if execution.error is not None or (finished and finished.exit_code) else "committed"
+        done, names = executed(self.id, execution, execution.error), self._bound(execution)
+        verified = Verified(
+            run=self.id,
+            at=time.time(),
+            status=status,
+            version=self.before.version + 1,
+            stage=self.computer.stage,
+            changes=verdict.changes,
+            names=names,
+            receipt=b"",
+        )
+        after = state_after(self.before, verified)
+        facts = msgspec.structs.replace(
+            facts_of(self.planned, done, self.before, after),
+            status=status,
+            changes=in_data(verdict.changes),
+            checks=verdict.checks,
+            saved=self.saves.steps,
+        )
+        verified = msgspec.structs.replace(verified, receipt=statement(facts))
+        kept = Aftermath(
+            memory="kept", unprotected=self.computer.protection.unprotected, not_restored=self.computer.not_reopened
+        )
+        error = execution.error and with_fate(execution.error, "kept", kept.unprotected)
+        ended = self._result(
+            execution,
+            Ending(
+                status=status, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
+                aftermath=kept, error=error, changes=verdict.changes, names=names, checks=verdict.checks,
+                saved=self.saves.paths, outside=self.outside,
+            ),
+        )  # fmt: skip
+        settlement = await self._write_down(done, verified, ended)
+        self.computer.pristine = False
+        return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
+
+    async def _write_down(self, done: Executed, verified: Verified, ended: Run) -> Settlement:
+        answer = once.encode(ended, self.request)
+        if not verified.changes:
+            return await settle_at_once(self.books, verified, done, result=answer)
+        same_inode = await self.books.in_thread(lambda: self._prepare(verified.changes))
+        crashpoint("run.prepared")
+        await self.books.journal.append(*self.books.note(done, verified), *results(self.books, self.id, answer))
+        crashpoint("run.point_of_no_return")
+        self.session.published, self.computer.same_inode = True, same_inode
+        return await settle(self.books, self.id, same_inode=same_inode)
+
+    def _prepare(self, changes: list[Change]) -> frozenset[Parts]:
+        """What is staged lasts, and nobody can write to it any more; returns what must keep its inode."""
+        stage = self.computer.stage_path
+        kept = databases(stage, changes)
+        let_go(stage, changes, but=kept)
+        prepare(stage, changes)
+        return kept
+
+    def _bound(self, execution: Execution) -> dict[str, tuple[str, str]]:
+        """What the run did to names: by identity, as the guest tells, and by what its text binds."""
+        finished = execution.outcome.finished
+        if finished is None:
+            return {}
+        live = self.before.live()
+        bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
+        if self.request.kind == "cell":
+            for name in bound_names(self.request.code) & live.keys() - set(finished.gone):
+                bound.setdefault(name, live[name][0])
+        names = {name: (kind[:_NAME_LENGTH] or "object", self.id) for name, kind in bound.items()}
+        return names | {name: ("", self.id) for name in finished.gone[:_MOST_NAMES] if name in live}
+
+    # -- back --------------------------------------------------------------------------------------------------
+
+    async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
+        alive = execution.outcome.finished is not None and (verdict is None or verdict.answered)
+        self.undone = await touched(self.books, self.computer)
+        aftermath = await self.session.roll_back(alive=alive, cause=f"{error.name}: {error.message}", run=self.id)
+        self.is_back = True
+        if not alive:
+            aftermath = msgspec.structs.replace(aftermath, discarded=sorted(bound_names(self.request.code)))
+        error = with_fate(error, aftermath.memory, aftermath.unprotected)
+        return await self._end_rolled_back(execution, error, aftermath, verdict)
+
+    async def _end_rolled_back(
+        self, execution: Execution | None, error: RunError, aftermath: Aftermath, verdict: Verdict | None = None
+    ) -> Run:
+        verdict = verdict or Verdict()
+        if execution is not None:
+            self.done = executed(self.id, execution, error)
+            self.books.journal.append_nowait(*self.books.note(self.done))
+        if self.saves.steps:
+            await self.computer.hold()  # what was saved is moved into the files below its layer
+        state = self.books.state
+        ended = self._result(
+            execution,
+            Ending(
+                status="rolled_back", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
+                aftermath=aftermath, error=error, checks=verdict.checks, outside=self.outside,
+            ),
+        )  # fmt: skip
+        settlement = await self._settle_back(
+            reason=f"{error.name}: {error.message}",
+            blame="system" if execution is not None and execution.given_up is not None else "user",
+            result=once.encode(ended, self.request),
+        )
+        if settlement.saved:
+            self.session.published = True
+        told = recovery.of_rollback(self.books, self.id, error, aftermath, undone=self.undone, saved=settlement.saved)
+        return msgspec.structs.replace(
+            ended, receipt=receipt(settlement.receipt.envelope), recovery=told, ckpt=told.ckpt, version=told.version,
+            saved=settlement.saved,
+        )  # fmt: skip
+
+    async def _settle_back(self, *, reason: str, blame: Blame, result: bytes) -> Settlement:
+        try:
+            return await settle(self.books, self.id, reason=reason, blame=blame, result=result)
+        except DiskFull:
+            await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
+            if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
+                self._begin()
+            if self.done is not None and Executed not in map(type, self.books.open[self.id]):
+                self.books.journal.append_nowait(*self.books.note(self.done))
+            return await settle(self.books, self.id, reason=reason, blame=blame, result=result)
+
+    # -- rehearsal ---------------------------------------------------------------------------------------------
+
+    async def _rehearse(self, emit: Emit | None) -> Run:
+        """The same on live state, and then back, whatever came of it. No record of it is made."""
+        protection = self.computer.protection
+        if protection.unprotected and not self.computer.pristine:
+            raise RehearsalUnavailable(
+                f"memory could not be brought back afterwards: {protection.unprotected}",
+                hint="run it for real, or run something small first so that a snapshot can be taken",
+            )
+        self.saves.refuse("a rehearsal keeps nothing")
+        protection.pinned = True
+        try:
+            execution = await self._execute(emit, None)
+        finally:
+            protection.pinned = False
+        with anyio.CancelScope(shield=True):
+            ended = await self._take_back(execution)
+        if execution.given_up is not None:
+            raise execution.given_up
+        return ended
+
+    async def _take_back(self, execution: Execution) -> Run:
+        alive, verdict, cause = execution.outcome.finished is not None, Verdict(), "a rehearsal lost its snapshot"
+        try:
+            if alive:
+                verdict = await verify(self.books, self.computer, self.request, self.card)
+        finally:
+            aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
+        names = self._bound(execution)
+        state = self.books.state
+        return self._result(
+            execution,
+            Ending(
+                status="rehearsed", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
+                aftermath=aftermath, error=execution.error, changes=verdict.changes, names=names,
+                checks=verdict.checks, outside=self.outside,
+            ),
+        )  # fmt: skip
+
+    def _result(self, execution: Execution | None, ending: Ending) -> Run:
+        return result(self.card, execution, ending, memory_cap=self.computer.memory_cap)
+
+
+def _card(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:
+    return planning.plan(
+        session.books,
+        request,
+        run=run,
+        limits=session.limits,
+        environment=session.computer.environment.fingerprint,
+        policy=request.preflight or session.preflight,
+        attempt=attempt,
+    )
+
+
+def _refuse_nonsense(session: LiveSession, request: RunRequest) -> None:
+    columns = [column for expected in request.outputs for column in expected.columns]
+    for text in (request.code, request.goal, request.key or "", *request.asserts, *columns):
+        check_text(text)
+    if len(request.code.encode()) > session.limits.code_bytes:
+        raise InvalidSetting(
+            f"the cell is larger than {session.limits.code_bytes:,} bytes",
+            hint="put data in a file under /mnt/data and read it from there",
+        )
+    if request.key is not None and not 0 < len(request.key) <= 200:
+        raise InvalidSetting("a key has 1 to 200 characters", hint="derive it from what the run does")
+    if request.retry and request.key is None:
+        raise InvalidSetting("retry= goes with key=", hint="name the key whose run is to be tried again")

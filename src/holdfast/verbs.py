@@ -1,0 +1,183 @@
+"""What can be done with a session, verb by verb: the same for every face."""
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypedDict, get_args
+
+import anyio.to_thread
+import msgspec
+
+from holdfast import expectations, recovery, transaction, workfiles
+from holdfast.errors import InvalidSetting, SessionHalted
+from holdfast.expectations import Declared, PathLike
+from holdfast.kernel.conduct import Ask, Emit
+from holdfast.model import HistoryEntry, Mode, Preflight, Recovery, Run, ShellResult
+from holdfast.paths import to_bytes
+from holdfast.planning import RunRequest
+from holdfast.records import FileEntry, Planned, RunCard
+from holdfast.sessions import LiveSession
+from holdfast.workfiles import Written
+
+_PIECE_BYTES = 1 << 20
+
+
+class RunOptions(TypedDict, total=False):
+    """What `run` and `plan` take beside the code."""
+
+    timeout: float | str | None
+    mode: Mode | None
+    goal: str
+    """In a few words, for the card and the receipt."""
+    inputs: Sequence[PathLike]
+    outputs: Declared
+    """Files that must exist afterwards: paths, or path -> {"format": "parquet", "columns": […], "min_rows": 1}."""
+    asserts: Sequence[str]
+    """Python that must be true afterwards; a failed one rolls the run back."""
+    key: str | None
+    """Idempotency key: at most one run with it commits; asked again, the recorded answer."""
+    retry: bool
+    expect: str | None
+    """The CKPT that you believe in; the run is refused (`state_moved`) if the session is elsewhere."""
+    rehearse: bool
+    """Execute, report what would change, and take it all back."""
+    preflight: Preflight | None
+
+
+def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, timeout_s: float) -> RunRequest:
+    """What a caller asks for, checked."""
+    if isinstance(code, RunCard):
+        return _planned_request(session, code, options)
+    return RunRequest(
+        code=code,
+        timeout_s=timeout_s,
+        mode=_one_of(Mode, "mode", options.get("mode")),
+        goal=options.get("goal", "")[:200],
+        inputs=expectations.inputs(options.get("inputs")),
+        outputs=expectations.outputs(options.get("outputs")),
+        asserts=expectations.asserts(options.get("asserts")),
+        key=options.get("key"),
+        retry=options.get("retry", False),
+        expect=options.get("expect"),
+        rehearse=options.get("rehearse", False),
+        preflight=_one_of(Preflight, "preflight", options.get("preflight")),
+    )
+
+
+def _planned_request(session: LiveSession, card: RunCard, options: RunOptions) -> RunRequest:
+    planned = session.plans.get(card.run)
+    if options:
+        raise InvalidSetting("a plan is run as it is", hint="pass these to plan() instead: " + ", ".join(options))
+    if planned is None:
+        raise InvalidSetting(f"{card.run} is no plan that waits here", hint="plan() again; each plan runs once")
+    return planned
+
+
+def _one_of(kind: object, name: str, value: str | None) -> Any:
+    if value is not None and value not in get_args(kind):
+        raise InvalidSetting(f"{name}={value!r} is not one", hint=f"write one of {', '.join(get_args(kind))}")
+    return value
+
+
+async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
+    session.plans.pop(request.run, None)
+    return await transaction.run(session, request, emit=emit, ask=ask)
+
+
+async def plan(session: LiveSession, request: RunRequest) -> RunCard:
+    card = await transaction.plan(session, request)
+    session.remember_plan(card.run, msgspec.structs.replace(request, run=card.run, expect=card.base))
+    return card
+
+
+async def shell(session: LiveSession, command: str, *, timeout_s: float, emit: Emit | None = None) -> ShellResult:
+    """A command is a run too: its files are committed, unless it was killed."""
+    done = await transaction.run(session, RunRequest(code=command, kind="command", timeout_s=timeout_s), emit=emit)
+    return ShellResult(
+        id=done.id, status=done.status, version=done.version, ckpt=done.ckpt, receipt=done.receipt,
+        outputs=done.outputs, exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr, error=done.error,
+        strays=done.strays, duration_s=done.duration_s,
+    )  # fmt: skip
+
+
+async def files(session: LiveSession) -> list[FileEntry]:
+    return workfiles.list_files(session)
+
+
+async def read(session: LiveSession, path: PathLike) -> bytes:
+    def whole() -> bytes:
+        with workfiles.open_committed(session, path) as source:
+            return source.read()
+
+    return await anyio.to_thread.run_sync(whole)
+
+
+async def write(session: LiveSession, path: PathLike, data: bytes | str) -> Written:
+    if not isinstance(data, (str, bytes, bytearray, memoryview)):
+        raise InvalidSetting(f"a file holds text or bytes, not {type(data).__name__}", hint="encode it first")
+    raw = data.encode() if isinstance(data, str) else bytes(data)
+    return await workfiles.write(session, path, io.BytesIO(raw))
+
+
+async def upload(session: LiveSession, source: Path, path: PathLike | None) -> Written:
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise InvalidSetting(f"{source} cannot be read: {error.strerror}", hint="name a file of yours") from error
+    with file:
+        return await workfiles.write(session, path or source.name, file)
+
+
+async def download(session: LiveSession, path: PathLike, target: Path) -> Path:
+    def copy() -> tuple[Path, str]:
+        place = target / os.fsdecode(to_bytes(name).rpartition(b"/")[2]) if target.is_dir() else target
+        with workfiles.open_committed(session, name) as source, place.open("wb") as sink:
+            return place, _copied(source, sink)
+
+    name, expected = (entry := workfiles.entry(session, path)).path, entry.sha256
+    try:
+        place, found = await anyio.to_thread.run_sync(copy)
+    except OSError as error:
+        raise InvalidSetting(f"{target} cannot be written: {error.strerror}", hint="name a file of yours") from error
+    now = session.books.state.files.get(name)  # a run may have committed meanwhile
+    if found not in (expected, now.sha256 if now else expected):
+        raise SessionHalted(
+            f"{path} has the SHA-256 {found}, and was committed with {expected}",
+            hint=f"`holdfast verify {session.id}` looks at all of it",
+        )
+    return place
+
+
+def _copied(source: BinaryIO, sink: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while piece := source.read(_PIECE_BYTES):
+        digest.update(piece)
+        sink.write(piece)
+    return digest.hexdigest()
+
+
+async def remove(session: LiveSession, path: PathLike) -> Written:
+    return await workfiles.remove(session, path)
+
+
+async def restore(session: LiveSession, ckpt: str) -> Written:
+    return await workfiles.restore(session, ckpt)
+
+
+async def recover(session: LiveSession) -> Recovery:
+    return recovery.of_session(session.books)
+
+
+async def history(session: LiveSession, *, limit: int) -> list[HistoryEntry]:
+    return (await workfiles.history(session.books, limit=limit))[::-1]
+
+
+async def code(session: LiveSession, run: str) -> str:
+    """The code that a run was asked to execute."""
+    records = await session.books.read(lambda store: store.records(run))
+    planned = [record for record in records if isinstance(record, Planned) and record.card.session == session.id]
+    if not planned:
+        raise InvalidSetting(f"{run!r} is no run of this session", hint="history() lists them")
+    return planned[0].code

@@ -1,0 +1,139 @@
+"""VERIFY: what a run really did, and whether that is what was declared. All of it before the point of no return.
+
+The guest tries first what only it can try (files by format, assertions over the live names). Then the session is
+frozen, and what it wrote is read from its layer and hashed: nobody can change it any more.
+"""
+
+import os
+import stat
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from holdfast import checks, expectations, mappings
+from holdfast.books import Books
+from holdfast.computer import Computer
+from holdfast.paths import to_bytes, to_text
+from holdfast.planning import RunRequest
+from holdfast.records import Change, Check, FileEntry, RunCard
+from holdfast.resources.descent import Cursor, Parts
+from holdfast.resources.layers import Unreadable, read_changes
+from holdfast.sandbox.mounts import DIRECTORIES
+from holdfast.state import with_changes
+
+_MOST_NAMED = 100
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What verification found."""
+
+    changes: list[Change] = []
+    checks: list[Check] = []
+    answered: bool = True
+    """The guest did, when it was to try something."""
+
+    @property
+    def passed(self) -> bool:
+        return checks.passed(self.checks)
+
+
+async def verify(books: Books, computer: Computer, request: RunRequest, card: RunCard) -> Verdict:
+    """Leaves the session frozen if it wrote anything."""
+    probed, answered = await _probe(books, computer, request)
+    if not answered:
+        return Verdict(checks=probed, answered=False)
+    if not computer.has_changes():
+        return Verdict(checks=[*_compare(books, request, card, []), *probed])
+    if not await computer.hold():
+        return Verdict(checks=[Check(name="files", ok=False, detail="a process that does not stop may still write")])
+    kernel = computer.kernel.pid  # strays are dead, and its snapshot sleeps
+    mapped = checks.from_mappings(await books.in_thread(lambda: mappings.shared_writable_mappings([kernel])))
+    try:
+        changes = await changes_of(books, computer)
+    except Unreadable as error:
+        return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
+    return Verdict(changes=changes, checks=[*mapped, *_compare(books, request, card, changes), *probed])
+
+
+async def changes_of(books: Books, computer: Computer) -> list[Change]:
+    """What the layer holds, hashed. The session is frozen."""
+    stage, files, known = computer.stage_path, computer.workspace.files, books.state.files
+    untouched = computer.untouched
+    return await books.in_thread(lambda: read_changes(stage, files, known, untouched=untouched))
+
+
+async def touched(books: Books, computer: Computer) -> list[str]:
+    """The first of what the layer holds, not hashed: for whoever is told that it was taken back."""
+    if not computer.has_changes():
+        return []
+    await computer.hold()
+    try:
+        return await books.in_thread(lambda: _list_layer(computer.stage_path))
+    except OSError as error:  # a rollback does not fail over what it cannot name
+        return [f"files that cannot be listed: {error.strerror}"]
+
+
+def _list_layer(stage: Path) -> list[str]:
+    with Cursor(stage) as cursor:
+        found = (parts for parts, status in cursor.walk() if not stat.S_ISDIR(status.st_mode) and len(parts) > 1)
+        return sorted((_shown(parts) for parts in islice(found, _MOST_NAMED)), key=lambda path: path.startswith("/"))
+
+
+def _shown(parts: Parts) -> str:
+    """Relative to /mnt/data; elsewhere in full."""
+    area, path = os.fsdecode(parts[0]), to_text(b"/".join(parts[1:]))
+    return path if area == "data" else f"{DIRECTORIES[area]}/{path}"
+
+
+async def changed_outside(books: Books, computer: Computer, *, frozen: bool = False) -> list[str]:
+    """Between two runs nothing is to run; a thread may have written while the last one was put away."""
+    if not computer.has_changes():
+        return []
+    await computer.hold()
+    try:
+        changes = await changes_of(books, computer)
+    except Unreadable as error:
+        return [str(error)]
+    finally:
+        if not frozen:
+            computer.thaw()
+    return [_shown((os.fsencode(change.area), to_bytes(change.path))) for change in changes][:_MOST_NAMED]
+
+
+def _compare(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> list[Check]:
+    if not (changes or request.outputs or card.forecast_outputs):
+        return []
+    return checks.compare(
+        request.outputs,
+        card.forecast_outputs,
+        changes=changes,
+        files_after=with_changes(books.state, changes).files,
+        inputs=card.inputs,
+    )
+
+
+async def _probe(books: Books, computer: Computer, request: RunRequest) -> tuple[list[Check], bool]:
+    """What became of each trial, and whether there was an answer at all."""
+    if not (request.asserts or any(expected.format for expected in request.outputs)):
+        return [], True
+    present = await _present(books, computer, request)
+    probes = expectations.probes(request.outputs, present, asserts=request.asserts)
+    failures = await computer.probe(probes, timeout_s=request.timeout_s)
+    if failures is None:
+        return checks.unanswered(probes, f"no answer within {request.timeout_s:g} s"), False
+    return checks.from_probes(probes, failures), True
+
+
+async def _present(books: Books, computer: Computer, request: RunRequest) -> dict[str, FileEntry] | list[str]:
+    """The files that may be meant. Only a pattern makes it necessary to read the layer once more than once."""
+    named = [expected.path for expected in request.outputs]
+    if not any(mark in path for path in named for mark in "*?["):
+        return named
+    await computer.hold()
+    try:
+        return dict(with_changes(books.state, await changes_of(books, computer)).files)
+    except Unreadable:
+        return named
+    finally:
+        computer.thaw()

@@ -1,0 +1,273 @@
+"""A session's files from outside: read them, write them, bring an earlier version back.
+
+What changes them is a run like any other, with a card, a receipt and a version, only that the host stages the files
+itself. The kernel stays frozen meanwhile and gets the new files under it before it runs again.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+import anyio
+import msgspec
+
+from holdfast import expectations
+from holdfast.books import Books
+from holdfast.ckpt import Ckpt
+from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError
+from holdfast.expectations import PathLike
+from holdfast.faults import crashpoint
+from holdfast.model import HistoryEntry
+from holdfast.receipts import Receipt, receipt
+from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
+from holdfast.recovery import resolve
+from holdfast.resources.descent import open_file
+from holdfast.resources.layers import read_changes
+from holdfast.resources.publish import discard, prepare
+from holdfast.resources.restoring import fill_stage, plan_removal, plan_restore, put_file, undo
+from holdfast.results import in_data
+from holdfast.sessions import LiveSession, new_id
+from holdfast.settling import Settlement, facts_of, settle, state_after
+from holdfast.statements import statement
+from holdfast.store.sqlite import Store
+from holdfast.verification import changed_outside
+
+_MOST_RUNS = 1_000
+"""That are asked which names they bound."""
+Fill = Callable[[Path], list[Change]]
+"""Stages files in a fresh layer and says what it changes."""
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of files from outside, committed."""
+
+    id: str
+    version: int
+    ckpt: str
+    receipt: Receipt | None
+    outputs: list[Change]
+    names_not_restored: list[str] = []
+    """Of a restore: names that later runs bound or deleted, or that were lost since; memory stays as it is."""
+    outside: list[str] = []
+    """Files that changed since the run before, while nothing was running; they were dropped."""
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def list_files(session: LiveSession) -> list[FileEntry]:
+    return [entry for _, entry in sorted(session.books.state.files.items())]
+
+
+def open_committed(session: LiveSession, path: PathLike) -> BinaryIO:
+    """A committed file, to be read piece by piece."""
+    return os.fdopen(open_file(session.workspace.files / "data", entry(session, path).path), "rb")
+
+
+def entry(session: LiveSession, path: PathLike) -> FileEntry:
+    """What is committed under a path."""
+    name = one_path(session, path)
+    found = session.books.state.files.get(name)
+    if found is None:
+        raise FileUnknown(f"/mnt/data has no file {name!r}", hint="files() lists what is committed")
+    return found
+
+
+async def history(books: Books, *, limit: int) -> list[HistoryEntry]:
+    """The session's runs, newest first."""
+
+    def read(store: Store) -> list[HistoryEntry]:
+        told = [_entry(store, run) for run in store.runs(books.session, limit=limit, newest_first=True)]
+        return [entry for entry in told if entry is not None]
+
+    return await books.read(read)
+
+
+def _entry(store: Store, run: str) -> HistoryEntry | None:
+    records = store.records(run)
+    planned = next((r for r in records if isinstance(r, Planned)), None)
+    settled = next((r for r in records if isinstance(r, Settled)), None)
+    if planned is None or settled is None:
+        return None
+    return HistoryEntry(
+        run=run, kind=planned.kind, at=planned.at, goal=planned.card.goal, status=settled.status,
+        version=settled.version, ckpt=settled.ckpt, reason=settled.reason, receipt_sha256=settled.receipt_sha256,
+    )  # fmt: skip
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+async def write(session: LiveSession, path: PathLike, source: BinaryIO) -> Written:
+    """Put a file in place, streamed; what was there before goes to blobs."""
+    name = one_path(session, path)
+
+    def fill(stage: Path) -> list[Change]:
+        workspace, bounded = session.workspace, _Bounded(source, session.computer.disk.left_bytes)
+        put_file(stage, name, cast(BinaryIO, bounded), owner=workspace.owner, files=workspace.files)
+        return read_changes(stage, workspace.files, session.books.state.files)
+
+    return await _change(session, kind="write", goal=f"write {name}", fill=fill)
+
+
+async def remove(session: LiveSession, path: PathLike) -> Written:
+    """Take a file away, or a directory with all that is in it."""
+    name = one_path(session, path)
+
+    def fill(stage: Path) -> list[Change]:
+        return plan_removal(name, files=session.workspace.files, known=session.books.state.files)
+
+    return await _change(session, kind="write", goal=f"remove {name}", fill=fill)
+
+
+async def restore(session: LiveSession, ckpt: str) -> Written:
+    """The files of an earlier version. Memory stays as it is: what is not as it was then is named."""
+    books = session.books
+    await session.wait_settled()
+    target, rows = await resolve(books, ckpt)
+    _refuse_if_too_old(books, target)
+    later = [row.run for row in rows if row.version > target.version]
+    names = await books.read(lambda store: _names_of(store, later))
+    lost = {name for reset in books.losses if reset.generation > target.generation for name in reset.names}
+
+    def fill(stage: Path) -> list[Change]:
+        _refuse_if_too_old(books, target)
+        changes = plan_restore(books.state.files, files_at(books, target.version))
+        fill_stage(stage, changes, books.blobs, owner=session.workspace.owner)
+        return changes
+
+    written = await _change(session, kind="restore", goal=f"restore {target}", fill=fill)
+    return msgspec.structs.replace(written, names_not_restored=sorted(names | lost))
+
+
+def _refuse_if_too_old(books: Books, target: Ckpt) -> None:
+    if target.version < books.oldest:
+        raise CkptUnknown(
+            f"the files of version {target.version} are not kept any more",
+            hint=f"the oldest that can be brought back is version {books.oldest}",
+        )
+
+
+def _names_of(store: Store, runs: Sequence[str]) -> set[str]:
+    """What these runs bound or deleted."""
+    records = (record for run in runs[:_MOST_RUNS] for record in store.records(run))
+    return {name for record in records if isinstance(record, Verified) for name in record.names}
+
+
+def files_at(books: Books, version: int) -> dict[str, FileEntry]:
+    """The files of a version that is still kept."""
+    files = dict(books.state.files)
+    for later, changes in reversed(books.recent):
+        if later > version:
+            files = undo(files, changes)
+    return files
+
+
+# -- one change --------------------------------------------------------------------------------------------------
+
+
+async def _change(session: LiveSession, *, kind: Literal["write", "restore"], goal: str, fill: Fill) -> Written:
+    """To its end, also for a caller who is gone: a run is never left half done."""
+    async with session.quiet_turn() as computer:
+        with anyio.CancelScope(shield=True):
+            outside = await changed_outside(session.books, computer, frozen=True)
+            planned = _planned(session, new_id(kind), kind=kind, goal=goal)
+            session.books.journal.append_nowait(*session.books.note(planned))
+            crashpoint("write.planned")
+            stage, changes = await _staged(session, planned, fill)
+            settlement = await _commit(session, planned, stage, changes)
+    return Written(
+        id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
+        receipt=receipt(settlement.receipt.envelope), outside=outside,
+        outputs=[change for change in in_data(changes) if change.kind != "directory"],
+    )  # fmt: skip
+
+
+async def _staged(session: LiveSession, planned: Planned, fill: Fill) -> tuple[str, list[Change]]:
+    """What cannot be staged is a run that was rolled back."""
+    books = session.books
+    try:
+        return await books.in_thread(lambda: _stage(session, fill))
+    except (HoldfastError, OSError) as error:
+        reason = error.message if isinstance(error, HoldfastError) else str(error)
+        try:
+            await settle(books, planned.run, reason=reason, blame="user")
+        except HoldfastError as again:
+            books.halt(again)
+        raise
+
+
+async def _commit(session: LiveSession, planned: Planned, stage: str, changes: list[Change]) -> Settlement:
+    books, before = session.books, session.books.state
+    verified = Verified(
+        run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=stage, changes=changes,
+        names={}, receipt=b"",
+    )  # fmt: skip
+    facts = facts_of(planned, None, before, state_after(before, verified))
+    facts = msgspec.structs.replace(facts, changes=in_data(changes), finished_at=verified.at)
+    verified = msgspec.structs.replace(verified, receipt=statement(facts))
+    session.published = True  # from here on the files below the kernel's layer may be others
+    try:
+        await books.journal.append(*books.note(_executed(planned.run), verified))
+        crashpoint("write.verified")
+        return await settle(books, planned.run)
+    except HoldfastError as error:
+        books.halt(error)
+        if any(isinstance(record, Verified) for record in await books.recall(planned.run)):
+            await session.computer.end_kernel()  # its files are to be moved under it
+        else:
+            await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
+        raise
+
+
+def _stage(session: LiveSession, fill: Fill) -> tuple[str, list[Change]]:
+    name = session.workspace.new_stage()
+    path = session.workspace.stage_path(name)
+    try:
+        changes = fill(path)
+        prepare(path, changes)
+    except BaseException:
+        discard(path)
+        raise
+    return name, changes
+
+
+def _planned(session: LiveSession, run: str, *, kind: Literal["write", "restore"], goal: str) -> Planned:
+    card = RunCard(
+        run=run, session=session.id, goal=goal, code_sha256=hashlib.sha256(goal.encode()).hexdigest(),
+        base=str(session.books.state.ckpt()), environment=session.computer.environment.fingerprint,
+    )  # fmt: skip
+    return Planned(run=run, at=time.time(), card=card, code=goal, kind=kind)
+
+
+def _executed(run: str) -> Executed:
+    return Executed(run=run, at=time.time(), error_code=None, duration_s=0.0)
+
+
+def one_path(session: LiveSession, path: PathLike) -> str:
+    """A path as callers write it, or as `files()` spells one that is odd."""
+    if isinstance(path, str) and path in session.books.state.files:
+        return path
+    (name,) = expectations.inputs([path])
+    return name
+
+
+class _Bounded:
+    """A source that is cut off where the session's disk is full."""
+
+    def __init__(self, source: BinaryIO, limit_bytes: int) -> None:
+        self._source = source
+        self._left = limit_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise DiskLimit(
+                "the file is larger than what is left of the session's disk limit",
+                hint="remove files first, or open a session with a larger disk=…",
+            )
+        return data

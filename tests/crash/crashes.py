@@ -1,0 +1,132 @@
+"""Where hosts are killed while they play a scenario, and what is looked at when the next one opens their home."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from tests.crash.hosts import Host, Told, is_alive, wait_until
+from tests.crash.scenarios import SCENARIOS
+from tests.crash.sound import check_books, check_nothing_left, check_recovered
+
+EVERY = "HOLDFAST_CRASH_EVERYWHERE" in os.environ
+"""Die at every passing of every point: minutes become an hour."""
+STEPS = ("journal.Saved.after", "journal.Verified.after")
+"""What cannot be taken back once it was passed: the next of a scenario's states is what will be found."""
+
+
+class Moment(NamedTuple):
+    """When to die."""
+
+    at: str
+    steps: int
+    """How many of STEPS were passed by then."""
+
+
+def moments(passed: Sequence[str], *, thorough: bool) -> list[Moment]:
+    """The first and the last passing of each point. Not thorough: of those alone after which the disk is another,
+    and of the many steps of `durable` one of each kind."""
+    chosen: dict[str, int] = {}
+    for point in dict.fromkeys(passed):
+        places = [place for place, name in enumerate(passed) if name == point]
+        for number in _numbers(point, len(places), thorough=thorough):
+            chosen[f"{point}:{number}"] = places[number - 1]
+    return [Moment(at, _steps(passed, place)) for at, place in chosen.items()]
+
+
+def _numbers(point: str, times: int, *, thorough: bool) -> Sequence[int]:
+    """Which passings of a point to die at."""
+    if EVERY:
+        return range(1, times + 1)
+    if thorough:
+        return sorted({1, times})
+    if point.endswith(".before") or point.startswith(("durable.sync_file.", "durable.sync_directory.")):
+        return []
+    return [times // 2 + 1] if point.startswith("durable.") else sorted({1, times})
+
+
+def _steps(passed: Sequence[str], place: int) -> int:
+    """Of records that are written in one go each has its point afterwards, and all of them are passed."""
+    while place + 1 < len(passed) and _is_written(passed[place], passed[place + 1]):
+        place += 1
+    return sum(name in STEPS for name in passed[: place + 1])
+
+
+def _is_written(*points: str) -> bool:
+    return all(point.startswith("journal.") and point.endswith(".after") for point in points)
+
+
+class Crashes:
+    """One home, whose hosts are killed one after the other while they play a scenario."""
+
+    def __init__(self, home: Path, env: Path, name: str) -> None:
+        self.home, self.env, self.name = home, env, name
+        self.host = Host(home, env)
+        before = self.host.ask("create", scenario=name)
+        self.played = self.host.ask("play", session=before.session, scenario=name, at="")
+        self.states = SCENARIOS[name].states(before.files, self.played.files)
+
+    def survive(self, check: "Check", *, thorough: bool = False) -> None:
+        """Die at each moment; `check` looks at the session that was resumed."""
+
+        def die(moment: Moment) -> None:
+            before = self._crash(moment.at)
+            check_books(self.home, check(self, self._recover(before, steps=moment.steps), moment))
+
+        self._at_each(moments(self.played.passed, thorough=thorough), die)
+
+    def survive_restarts(self, at: str, *, steps: int) -> None:
+        """Die there, and then at each moment of the next host's start."""
+        before = self._crash(at)
+        passed = self._recover(before, steps=steps).passed
+
+        def die(moment: Moment) -> None:
+            before = self._crash(at)
+            Host(self.home, self.env, crash_at=moment.at).dies("resume", session=before.session)
+            go_on(self, self._recover(before, steps=steps), moment)
+
+        self._at_each(moments(passed, thorough=False), die)
+
+    def _at_each(self, chosen: Sequence[Moment], die: Callable[[Moment], None]) -> None:
+        """All that fails is told at the end."""
+        failures: list[Exception] = []
+        for moment in chosen:
+            try:
+                die(moment)
+                self.host.close(self.session, keep=False)
+            except (AssertionError, msgspec.MsgspecError) as error:
+                error.add_note(f"killed at {moment.at}, after {moment.steps} steps, while it played {self.name!r}")
+                failures.append(error)
+                self.host.kill()
+                self.host = Host(self.home, self.env)
+        code = self.host.end()
+        if failures:
+            raise ExceptionGroup(f"{len(failures)} crashes", failures)
+        assert code == 0
+        check_nothing_left(self.home)
+
+    def _crash(self, at: str) -> Told:
+        """Where the session stood before."""
+        before = self.host.ask("create", scenario=self.name)
+        self.session = before.session
+        self.host.dies("play", session=before.session, scenario=self.name, at=at)
+        return before
+
+    def _recover(self, before: Told, *, steps: int) -> Told:
+        dead, self.host = self.host, Host(self.home, self.env)
+        after = self.host.ask("resume", session=before.session)
+        wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
+        check_recovered(self.home, before, after, self.states[steps], moved=steps > 0)
+        return after
+
+
+Check = Callable[[Crashes, Told, Moment], Told]
+
+
+def go_on(crashes: Crashes, after: Told, moment: Moment) -> Told:
+    """The session is as good as any."""
+    told = crashes.host.ask("go_on", session=after.session)
+    assert told.version == after.version + 1
+    assert set(told.files) == {*after.files, "afterwards.txt"}
+    return told

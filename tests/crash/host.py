@@ -1,0 +1,94 @@
+"""A host that dies where it is told: `host.py HOME ENV`. One JSON object a line: commands in, answers out."""
+
+import json
+import sys
+from typing import Any
+
+from scenarios import BASE, SCENARIOS
+
+from holdfast import Session, client, faults  # noqa: F401 (all of it is imported before points are noted)
+
+passed: list[str] = []
+sessions: dict[str, Session] = {}
+home, env = sys.argv[1:3]
+
+
+def note_points() -> None:
+    """Write down each point that is passed, on its way to the real one."""
+    real = faults.crashpoint
+
+    def noted(name: str) -> None:
+        passed.append(name)
+        real(name)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("holdfast.") and getattr(module, "crashpoint", None) is real:
+            module.crashpoint = noted
+
+
+def create(scenario: str) -> dict[str, Any]:
+    session = Session(memory="256M", timeout=30, home=home, env=env)
+    sessions[session.id] = session
+    assert session.run(BASE).status == "committed"
+    SCENARIOS[scenario].prepare(session)
+    return told(session)
+
+
+def resume(session: str) -> dict[str, Any]:
+    sessions[session] = Session(resume=session, home=home, env=env)
+    return told(sessions[session])
+
+
+def play(session: str, scenario: str, at: str) -> dict[str, Any]:
+    passed.clear()
+    faults.arm(at)
+    done = SCENARIOS[scenario].play(sessions[session])
+    faults.arm("")
+    points = list(passed)
+    return {
+        **told(sessions[session]),
+        "passed": points,
+        "run": done.id,
+        "replayed": getattr(done, "replayed", False),
+        "receipt": done.receipt.sha256,
+    }
+
+
+def go_on(session: str) -> dict[str, Any]:
+    run = sessions[session].run("open('afterwards.txt', 'w').write('on we go')\nafterwards = 6")
+    assert run.status == "committed"
+    return told(sessions[session])
+
+
+def close(session: str, keep: bool) -> dict[str, Any]:
+    sessions.pop(session).close(keep=keep)
+    return {}
+
+
+def told(session: Session) -> dict[str, Any]:
+    """Where a session says that it is."""
+    live = session._session._session
+    recovery = session.recover()
+    now = live.computer.now
+    return {
+        "session": session.id,
+        "version": session.version,
+        "generation": session.generation,
+        "ckpt": session.ckpt,
+        "files": {entry.path: entry.sha256 for entry in session.files()},
+        "live": sorted(live.books.state.live()),
+        "labels": recovery.names,
+        "cause": recovery.cause,
+        "stage": live.computer.stage,
+        "pids": [now.kernel.pid, now.kernel.init_pid, session._session._service.node._keeper.peer_pid],
+        "passed": list(passed),
+    }
+
+
+COMMANDS = {each.__name__: each for each in (create, resume, play, go_on, close)}
+
+if __name__ == "__main__":
+    note_points()
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(COMMANDS[command.pop("do")](**command)), flush=True)

@@ -1,0 +1,105 @@
+"""What a host is busy with when it dies. Each begins on a fresh session with the files of BASE.
+
+Contents are fixed, so that every playing passes the same points in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast import Session
+
+KEY = "monthly-report"
+
+BASE = """
+import os
+os.makedirs("dir/deep")
+for path in ("kept.txt", "changed.txt", "removed.txt", "dir/removed.txt", "dir/deep/removed.txt"):
+    open(path, "w").write(f"{path}, old\\n")
+base = 1
+"""
+
+CHANGES = """
+import os, shutil
+open("added.txt", "w").write("added\\n")
+open("changed.txt", "w").write("new\\n")
+os.remove("removed.txt")
+shutil.rmtree("dir")
+os.makedirs("other/deep")
+open("other/deep/added.txt", "w").write("deep\\n")
+os.symlink("kept.txt", "link")
+open("/tmp/scratch", "w").write("scratch\\n")
+changes = 2
+"""
+
+MANY = """
+for number in range(20):
+    open(f"many-{number}.txt", "w").write(f"{number}\\n")
+os.makedirs("wide")
+for number in range(18):
+    os.makedirs(f"wide/{number}")
+    open(f"wide/{number}/file", "w").write("wide\\n")
+many = 3
+"""
+
+SAVES = """
+from holdfast.kit import save
+open("first.txt", "w").write("first\\n")
+save("first.txt", step="first")
+open("second.txt", "w").write("second\\n")
+open("changed.txt", "w").write("saved\\n")
+save("second.txt", "changed.txt", step="second")
+open("never.txt", "w").write("not saved\\n")
+"""
+
+DATABASE = """
+import sqlite3
+db = sqlite3.connect("data.db")
+with db:
+    db.execute("create table numbers (number integer)")
+"""
+
+INSERT = """
+with db:
+    db.execute("insert into numbers values (1)")
+"""
+
+COUNTED = """
+open("count.txt", "a").write("executed\\n")
+counted = 4
+"""
+
+
+COUNTED_ONCE = b"executed\n"
+
+
+class Scenario(NamedTuple):
+    play: Callable[[Session], Any]
+    prepare: Callable[[Session], object] = lambda session: None
+    commits: bool = True
+    saves: Sequence[Sequence[str]] = ()
+    """Files that are kept from each savepoint on."""
+
+    def states(self, old: dict[str, str], new: dict[str, str]) -> list[dict[str, str]]:
+        """The files that may be found after a crash, from step to step."""
+        found = [old]
+        for paths in self.saves:
+            found.append({**found[-1], **{path: new[path] for path in paths}})
+        return [*found, new] if self.commits else found
+
+
+SAVED = [["first.txt"], ["second.txt", "changed.txt"]]
+SCENARIOS = {
+    "changes": Scenario(lambda s: s.run(CHANGES)),
+    "many files": Scenario(lambda s: s.run(MANY)),
+    "memory alone": Scenario(lambda s: s.run("memory = 5")),
+    "a failure": Scenario(lambda s: s.run(CHANGES + "1 / 0"), commits=False),
+    "a database that stays open": Scenario(lambda s: s.run(INSERT), prepare=lambda s: s.run(DATABASE)),
+    "savepoints, then death": Scenario(lambda s: s.run(SAVES + "os._exit(3)"), commits=False, saves=SAVED),
+    "savepoints, then success": Scenario(lambda s: s.run(SAVES), saves=SAVED),
+    "a write": Scenario(lambda s: s.write("changed.txt", "written\n")),
+    "a write into new directories": Scenario(lambda s: s.write("new/deep/written.txt", b"written\n")),
+    "a removal": Scenario(lambda s: s.remove("dir")),
+    "a restore": Scenario(lambda s: s.restore(s.history()[0].ckpt), prepare=lambda s: s.run(CHANGES)),
+    "a key": Scenario(lambda s: s.run(COUNTED, key=KEY)),
+    "a key of a run that keeps no file": Scenario(lambda s: s.run("counted = 4", key=KEY)),
+}

@@ -1,0 +1,83 @@
+"""What must hold of a home whose owner was killed, once another has opened it."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from tests.crash.hosts import Told
+
+from holdfast import ckpt, durable, manifest
+from holdfast.records import FileEntry, Settled
+from holdfast.store.sqlite import Store
+from holdfast.verify import check_in_home
+
+
+def check_recovered(home: Path, before: Told, after: Told, files: dict[str, str], *, moved: bool) -> None:
+    """That a session is where one state of its scenario leaves it, and not between two of them."""
+    assert after.files == files
+    assert on_disk(home, after.session) == files
+    assert after.version == before.version + moved
+    check_memory(before, after)
+    assert after.ckpt == ckpt_of(after)
+    check_books(home, after)
+    check_residue(home, after)
+
+
+def check_memory(before: Told, after: Told) -> None:
+    assert after.generation > before.generation
+    assert after.live == []
+    assert set(after.labels) >= set(before.live)
+    assert set(after.labels.values()) == {"recomputable"}
+    assert "restarted" in after.cause
+
+
+def check_books(home: Path, told: Told) -> None:
+    store = Store(home / "journal.sqlite3", read_only=True)
+    try:
+        assert store.unsettled() == []
+        for run in store.runs(told.session):
+            records = store.records(run)
+            assert [type(record) for record in records].count(Settled) == 1
+            assert isinstance(records[-1], Settled)
+            assert records[-1].receipt_sha256 in {row.sha256 for row in store.receipt(run)}
+        losses = [lost.generation for lost in store.losses(told.session)]
+        assert losses == sorted(set(losses))
+        report = check_in_home(store, told.session, home)
+        assert report.ok, report.problem
+        assert (report.version, report.unsettled) == (told.version, [])
+    finally:
+        store.close()
+
+
+def check_residue(home: Path, told: Told) -> None:
+    """Of the dead host nothing is left: no layer, no file that is not finished, no mount."""
+    session = home / "sessions" / told.session
+    assert set(os.listdir(session / "stages")) == {told.stage, f"{told.stage}.work"}
+    left = (durable.TEMPORARY, ".holdfast-remove-", "removed-")
+    assert [path for path in (*session.rglob("*"), *(home / "keys").iterdir()) if path.name.startswith(left)] == []
+    assert str(home) not in Path("/proc/self/mountinfo").read_text()
+
+
+def check_nothing_left(home: Path) -> None:
+    """After a host that closed its home."""
+    name = (home / "id").read_text().strip()
+    assert [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path] == []
+    assert str(home) not in Path("/proc/self/mountinfo").read_text()
+
+
+def on_disk(home: Path, session: str) -> dict[str, str]:
+    data = home / "sessions" / session / "files" / "data"
+    return {
+        str(path.relative_to(data)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in data.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def ckpt_of(told: Told) -> str:
+    """Worked out again, from the files alone: memory is empty."""
+    entries = {path: FileEntry(path=path, sha256=sha256, bytes=0) for path, sha256 in told.files.items()}
+    digest = manifest.digest(entries)
+    return str(
+        ckpt.make(told.session, generation=told.generation, version=told.version, manifest_sha256=digest, names={})
+    )

@@ -1,0 +1,183 @@
+"""A disk without room: files and memory agree, the caller is told, and the session goes on once there is room again.
+
+Each home lies on a small file system of its own. Its owner is a process of its own, so that it can be unmounted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.store.sqlite import Store
+from holdfast.verify import Report, check_in_home
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+
+OWNER = """
+import json, os, sys
+from pathlib import Path
+from holdfast import HoldfastError, Session
+
+home, env, resume, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None, sys.argv[4]
+filler = home / "filler"
+
+def fill():
+    with open(filler, "wb", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+
+def free():
+    filler.unlink()
+
+def attempt(verb, *arguments, **options):
+    try:
+        done = verb(*arguments, **options)
+        error = getattr(done, "error", None)
+        told = [getattr(done, "status", "committed"), error.message if error else None, getattr(done, "text", None)]
+    except HoldfastError as error:
+        told = [error.code, error.message, None]
+    files = [entry.path for entry in s.files()]
+    print(json.dumps([*told, s.version, s.generation, files]), flush=True)
+
+s = Session(memory="256M", timeout=60, home=home, env=env, resume=resume)
+print(json.dumps(s.id), flush=True)
+exec(code)
+s.close(keep=True)
+"""
+BASE = "attempt(s.run, \"kept = [7]\\nopen('a.txt', 'w').write('a')\")\n"
+FILLED = "with open('big', 'wb', buffering=0) as file:\\n    while True: file.write(bytes(4096))"
+REMEMBERS = "attempt(s.run, 'kept')\n"
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
+    """Make a directory a file system of 24 MB."""
+    mounted: list[Path] = []
+
+    def small(path: Path) -> Path:
+        path.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "small", path], check=True)
+        mounted.append(path)
+        return path
+
+    yield small
+    for path in reversed(mounted):
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path, mount: Callable[[Path], Path]) -> Path:
+    return mount(tmp_path / "home")
+
+
+def own(home: Path, env: Path, code: str, *, resume: str = "") -> tuple[str, list[list[Any]]]:
+    """The session, and of each attempt: status or code of the error, message, text, version, generation, files."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", OWNER, home, env, resume, code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    session, *attempts = [json.loads(line) for line in done.stdout.splitlines()]
+    return session, attempts
+
+
+def verified(home: Path, session: str) -> Report:
+    store = Store(home / "journal.sqlite3", read_only=True)
+    try:
+        assert store.unsettled() == []
+        return check_in_home(store, session, home)
+    finally:
+        store.close()
+
+
+def test_code_that_fills_the_disk_fails_and_leaves_no_trace(home: Path, guest_environment: Path) -> None:
+    session, (_, filled, after) = own(home, guest_environment, f'{BASE}attempt(s.run, "{FILLED}")\n{REMEMBERS}')
+
+    assert filled == ["rolled_back", "[Errno 28] No space left on device", None, 1, 1, ["a.txt"]]
+    assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
+    assert verified(home, session).ok
+
+
+def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, guest_environment: Path) -> None:
+    code = (
+        f"try:\\n  {FILLED.replace(chr(92) + 'n', chr(92) + 'n  ')}\\nexcept OSError as error: print(error)\\nkept = 8"
+    )
+    session, (_, filled, after) = own(home, guest_environment, f'{BASE}attempt(s.run, "{code}")\n{REMEMBERS}')
+
+    assert filled[:2] == ["disk_failed", "the disk is full (journal)"]
+    assert filled[3:] == [1, 1, ["a.txt"]]
+    assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
+    assert verified(home, session).ok
+
+
+def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, guest_environment: Path) -> None:
+    code = f"{BASE}attempt(s.write, 'big.bin', bytes(40 << 20))\nattempt(s.write, 'b.txt', 'b')\n{REMEMBERS}"
+    session, (_, refused, written, after) = own(home, guest_environment, code)
+
+    assert refused[0] == "disk_failed"
+    assert refused[3:] == [1, 1, ["a.txt"]]
+    assert written[3:] == [2, 1, ["a.txt", "b.txt"]]
+    assert after == ["committed", None, "[7]", 3, 1, ["a.txt", "b.txt"]]
+    assert verified(home, session).ok
+
+
+def test_a_savepoint_that_has_no_room_is_refused_to_the_code(home: Path, guest_environment: Path) -> None:
+    cell = (
+        "from holdfast.kit import SaveRefused, save\\nopen('half.bin', 'wb').write(bytes(range(256)) * (14 << 12))\\n"
+        "try: save('half.bin')\\nexcept SaveRefused as error: refused = str(error)\\nos.remove('half.bin')\\nrefused"
+    )
+    code = f'{BASE}attempt(s.run, "import os\\n{cell}")\n{REMEMBERS}'
+    session, (_, refused, after) = own(home, guest_environment, code)
+
+    assert refused[:2] == ["committed", None]
+    assert "the disk is full" in refused[2]
+    assert after[2:] == ["[7]", 3, 1, ["a.txt"]]
+    assert verified(home, session).ok
+
+
+def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
+    home: Path, mount: Callable[[Path], Path], guest_environment: Path
+) -> None:
+    mount(home / "sessions")
+    attempts = (
+        "attempt(s.run, 'kept = 8')\n"
+        "attempt(s.run, \"open('b.txt', 'w').write('b')\")\n"
+        "attempt(s.write, 'c.txt', 'c')\n"
+        "attempt(s.restore, s.ckpt)\n"
+    )
+    session, told = own(home, guest_environment, f"{BASE}fill()\n{attempts}free()\n{REMEMBERS}{attempts}")
+
+    assert [each[:2] for each in told[1:5]] == [["disk_failed", "the disk is full (journal)"]] * 4
+    assert {(each[3], each[4], *each[5]) for each in told[1:5]} == {(1, 1, "a.txt")}
+    assert told[5] == ["committed", None, "[7]", 2, 1, ["a.txt"]]
+    assert [each[3:] for each in told[6:]] == [
+        [3, 1, ["a.txt"]],
+        [4, 1, ["a.txt", "b.txt"]],
+        [5, 1, ["a.txt", "b.txt", "c.txt"]],
+        [6, 1, ["a.txt", "b.txt", "c.txt"]],
+    ]
+    assert verified(home, session).ok
+
+
+def test_a_session_that_had_no_room_to_the_end_is_there_for_the_next_owner(
+    home: Path, mount: Callable[[Path], Path], guest_environment: Path
+) -> None:
+    mount(home / "sessions")
+    session, _ = own(home, guest_environment, f"{BASE}fill()\nattempt(s.run, \"open('b.txt', 'w').write('b')\")\n")
+    (home / "filler").unlink()
+    _, (lost, after) = own(home, guest_environment, f"{REMEMBERS}{BASE}", resume=session)
+
+    assert lost[:2] == ["rolled_back", "name 'kept' is not defined"]
+    assert after == ["committed", None, "1", 2, 2, ["a.txt"]]
+    assert verified(home, session).ok

@@ -1,0 +1,136 @@
+"""Savepoints: what code inside has saved on the way is kept, whatever becomes of its run."""
+
+from textwrap import dedent
+
+import pytest
+
+from holdfast import Run, Session
+
+ENDS = {
+    "exception": "1 / 0",
+    "exit": "os._exit(3)",
+    "time-out": "time.sleep(60)",
+    "out of memory": "bytearray(b'x') * 2**31",
+    "verification": "pass",
+}
+STEPS = """
+import os, time
+from holdfast import kit
+os.makedirs('parts')
+for n in range(3):
+    with open(f'parts/{n}.csv', 'w') as part: part.write(str(n))
+    kit.save(f'parts/{n}.csv', step=f'part {n}')
+with open('kept.txt', 'w') as kept: kept.write('saved')
+kit.save('kept.txt')
+open('kept.txt', 'w').write('half'); open('lost.txt', 'w').write('half')
+x = 2
+"""
+
+
+def ok(run: Run) -> Run:
+    assert run.error is None, run.error.traceback or run.error.message
+    return run
+
+
+def contents(session: Session) -> dict[str, bytes]:
+    return {entry.path: session.read(entry.path) for entry in session.files()}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_was_saved_is_a_version_of_its_own_and_the_run_is_rolled_back(session: Session, end: str) -> None:
+    ok(session.run("x = 1; open('kept.txt', 'w').write('before')"))
+    outputs = ["never.txt"] if end == "verification" else []
+    run = session.run(STEPS + ENDS[end], timeout=1 if end == "time-out" else 30, outputs=outputs)
+
+    assert (run.status, run.memory, run.version, session.version) == ("rolled_back", "restored", 2, 2)
+    assert contents(session) == {
+        "kept.txt": b"saved", "parts/0.csv": b"0", "parts/1.csv": b"1", "parts/2.csv": b"2",
+    }  # fmt: skip
+    assert run.saved == ["kept.txt", "parts/0.csv", "parts/1.csv", "parts/2.csv"]
+    assert run.recovery is not None
+    assert "saved on the way and kept: kept.txt, parts/0.csv" in run.recovery.files
+    assert "lost.txt" in run.recovery.discarded
+    assert not set(run.saved) & set(run.recovery.discarded)
+    assert (run.ckpt, run.recovery.ckpt) == (session.ckpt, session.ckpt)
+    _check_receipts(run)
+    assert ok(session.run("print(x, open('kept.txt').read(), sorted(__import__('os').listdir('parts')))")).stdout == (
+        "1 saved ['0.csv', '1.csv', '2.csv']\n"
+    )
+
+
+def _check_receipts(run: Run) -> None:
+    """One for what was saved, and after it the one of the run."""
+    assert run.receipt is not None
+    told = run.receipt.facts()
+    assert (told.number, told.status, told.version, told.changes) == (3, "rolled_back", 2, [])
+    assert told.saved == ["part 0", "part 1", "part 2", "step 4"]
+    assert told.ckpt == run.ckpt
+
+
+def test_of_a_run_that_commits_they_are_among_its_files(session: Session) -> None:
+    run = ok(session.run(STEPS))
+
+    assert (run.status, run.version) == ("committed", 1)
+    assert run.saved == ["parts/0.csv", "parts/1.csv", "parts/2.csv", "kept.txt"]
+    assert (session.read("kept.txt"), session.read("lost.txt")) == (b"half", b"half")
+    assert run.receipt is not None
+    assert (run.receipt.number, run.receipt.facts().saved) == (1, ["part 0", "part 1", "part 2", "step 4"])
+
+
+def test_what_was_saved_unchanged_is_no_version(session: Session) -> None:
+    ok(session.run("open('f', 'w').write('1')"))
+    run = session.run("from holdfast import kit\nkit.save('f')\n1 / 0")
+
+    assert (run.version, run.saved) == (1, [])
+
+
+REFUSED = """
+import os
+from holdfast import kit
+os.mkdir('d'); open('/tmp/t', 'w').write('t'); os.symlink('/tmp/t', 'out'); open('f', 'w').write('f')
+os.symlink('f', 'link'); os.mkfifo('fifo')
+for path in ('d', '/tmp/t', 'out', '/etc/passwd', 'nothing', 'fifo', '..', b'nul\\0'):
+    try: kit.save(path)
+    except (kit.SaveRefused, ValueError, OSError) as error: print(type(error).__name__)
+    else: print(path, 'was saved')
+kit.save('link')
+1 / 0
+"""
+
+
+def test_what_cannot_be_saved_is_refused_and_a_link_stands_for_its_file(session: Session) -> None:
+    run = session.run(REFUSED)
+
+    assert "was saved" not in run.stdout
+    assert len(run.stdout.splitlines()) == 8
+    assert run.saved == ["f"]
+    assert contents(session) == {"f": b"f"}
+
+
+def test_a_file_is_saved_as_it_is_at_that_moment_and_the_last_save_counts(session: Session) -> None:
+    code = "from holdfast import kit\nfor n in range(20):\n    open('f', 'w').write(str(n)); kit.save('f')\n1 / 0"
+    run = session.run(code)
+
+    assert (session.read("f"), run.saved, session.version) == (b"19", ["f"], 1)
+
+
+def test_threads_can_save_and_children_cannot(session: Session) -> None:
+    code = """
+        import os, threading
+        from holdfast import kit
+        def work(n):
+            with open(f'{n}', 'w') as f: f.write(str(n))
+            kit.save(f'{n}')
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        if os.fork() == 0:
+            try: kit.save('0')
+            except RuntimeError: os._exit(7)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        1 / 0
+    """
+    run = session.run(dedent(code))
+
+    assert (run.stdout, run.saved) == ("7\n", [str(n) for n in range(8)])
