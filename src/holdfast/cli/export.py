@@ -1,0 +1,123 @@
+"""`holdfast export`: a session's files and receipts, to be verified anywhere.
+
+The layout is in `evidence`. Only regular files are copied, into directories that are made for them: a link, a device
+or a mode of the guest's has no place in what is handed on. Each file is hashed as it is copied, and the export is
+verified as a whole before it is called one.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from holdfast import durable, evidence, manifest, paths, verify
+from holdfast.cli.terminal import harmless
+from holdfast.config import default_home
+from holdfast.errors import FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
+from holdfast.records import FileEntry
+from holdfast.resources import descent
+from holdfast.signing import PUBLIC
+from holdfast.statements import MANIFEST_NAME
+from holdfast.store.sqlite import Store
+from holdfast.verify import Report
+
+_CHUNK = 1 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def export(session: str, directory: Path, *, home: Path | None = None, as_json: bool = False) -> int:
+    """Write a session to a new directory; 0, or the error says what is in the way."""
+    where = default_home() if home is None else home.expanduser().absolute()
+    report = write_export(session, directory.expanduser(), home=where)
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print(f"{report.files} files and {report.receipts} receipts of session {report.session} are in {directory}")
+        print(f"check them anywhere: holdfast verify {directory}")
+        print(f"or by hand: cd {directory}/{evidence.FILES_NAME} && sha256sum -c ../{MANIFEST_NAME}")
+    return 0
+
+
+def write_export(session: str, directory: Path, *, home: Path) -> Report:
+    """The export, verified. It may be made beside the home's owner."""
+    with closing(Store(home / evidence.JOURNAL_NAME, read_only=True)) as store, store.view():
+        _refuse_without_receipts(store, session)
+        _make(directory)
+        files = store.files(session)
+        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+        (directory / MANIFEST_NAME).write_bytes(manifest.render(files))
+        for row in store.receipts(session):
+            (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
+        _copy_files(home / "sessions" / session / "files" / "data", directory / evidence.FILES_NAME, files)
+    report = verify.check(evidence.from_directory(directory))
+    if not report.ok:
+        raise VerifyFailed(f"the export does not verify: {report.problem}", hint=f"see `holdfast verify {session}`")
+    return report
+
+
+def _refuse_without_receipts(store: Store, session: str) -> None:
+    row = store.session(session)
+    if row is None:
+        latest = ", ".join(each.id for each in store.sessions()[-5:]) or "none"
+        raise SessionUnknown(f"this home has no session {session!r}", hint=f"the latest in it: {latest}")
+    if not row.receipts:
+        raise InvalidSetting(f"session {session} has no receipt yet", hint="run something in it first")
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise InvalidSetting(f"{directory} is not empty", hint="name a directory that does not exist yet")
+        (directory / evidence.RECEIPTS_NAME).mkdir()
+        (directory / evidence.FILES_NAME).mkdir()
+    except OSError as error:
+        raise InvalidSetting(f"{directory} cannot be made: {error.strerror}", hint="name another directory") from error
+
+
+def _copy_files(source: Path, target: Path, files: Mapping[str, FileEntry]) -> None:
+    with descent.Cursor(target) as cursor:
+        for path in sorted(files, key=paths.to_bytes):  # neighbours share their way
+            parts = descent.split(path)
+            _go_making(cursor, parts[:-1])
+            _copy(source, files[path], name=parts[-1], directory=cursor.fd)
+
+
+def _go_making(cursor: descent.Cursor, parts: descent.Parts) -> None:
+    """Name by name, as a path may be longer than the system takes at once."""
+    if cursor.go(parts):
+        return
+    for name in parts[len(cursor.at) :]:
+        if descent.look(name, dir_fd=cursor.fd) is None:
+            os.mkdir(name, dir_fd=cursor.fd)
+        cursor.enter(name)
+
+
+def _copy(source: Path, entry: FileEntry, *, name: bytes, directory: int) -> None:
+    try:
+        reading = descent.open_file(source, entry.path)
+    except FileUnknown as error:
+        raise _changed(entry) from error
+    with durable.closing_fd(reading):
+        writing = os.open(name, _NEW, 0o644, dir_fd=directory)
+        with durable.closing_fd(writing):
+            if _copy_hashing(reading, writing) != entry.sha256:
+                raise _changed(entry)
+
+
+def _copy_hashing(reading: int, writing: int) -> str:
+    digest = hashlib.sha256()
+    while chunk := os.read(reading, _CHUNK):
+        digest.update(chunk)
+        durable.write_all(writing, chunk)
+    return digest.hexdigest()
+
+
+def _changed(entry: FileEntry) -> VerifyFailed:
+    return VerifyFailed(
+        f"file {harmless(entry.path)} is not what its receipt says",
+        hint="if a run ended just now, export again into another directory; otherwise `holdfast verify` says more",
+    )

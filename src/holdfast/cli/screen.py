@@ -1,0 +1,110 @@
+"""What a person sees of a run: its output as it comes, and what became of it."""
+
+import sys
+from pathlib import Path
+
+from holdfast.cli.interrupting import Stop
+from holdfast.cli.terminal import Writer, silence
+from holdfast.errors import InvalidSetting
+from holdfast.model import Display, Run, RunError
+
+_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted": 130}
+_BROKEN_PIPE = 141
+_SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"}
+
+
+class Screen:
+    """Where the run's output goes, as it comes."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._out = Writer(sys.stdout)
+        self._err = Writer(sys.stderr)
+        self._stop = stop
+        self.broken = False
+
+    def stdout(self, text: str) -> None:
+        if self.broken:
+            return
+        try:
+            self._out.write(text)
+        except BrokenPipeError:  # the reader has seen enough (`| head`), so nobody needs the rest
+            self.broken = True
+            silence(sys.stdout)
+            self._stop.ask()
+
+    def stderr(self, text: str) -> None:
+        self._err.write(text)
+
+    def display(self, display: Display) -> None:
+        """Text is shown; what a terminal cannot show gets a line when the run is over."""
+        text = display.data.get("text/plain")
+        if isinstance(text, str) and not images(display) and not self.broken:
+            self._line(text)
+
+    def _line(self, text: str) -> None:
+        try:
+            self._out.line(text)
+        except BrokenPipeError:
+            self.broken = True
+            silence(sys.stdout)
+
+    def conclude(self, run: Run) -> None:
+        for display in run.displays:
+            if not display.data.keys() & {"text/plain"} and not images(display):
+                kinds = ", ".join(sorted(display.data)) or "nothing"
+                self._err.line(f"[a display of {kinds}: --json has it]")
+        if run.dropped_displays:
+            self._err.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
+        for stray in run.strays:
+            self._err.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {stray.name}]")
+        if run.error is not None and not self.broken:
+            self._explain(run.error)
+
+    def _explain(self, error: RunError) -> None:
+        if error.traceback:
+            self._err.line(error.traceback)
+        if error.code not in ("exception", "syntax"):
+            self._err.line(f"{error.name}: {error.message}")
+        if error.hint:
+            self._err.line(f"hint: {error.hint}")
+
+    def line(self, text: str) -> None:
+        """What we say ourselves goes beside the run's output, not into it."""
+        self._err.line(text)
+
+    def exit_code(self, run: Run) -> int:
+        if self.broken:
+            return _BROKEN_PIPE
+        if self._stop.number is not None:
+            return 128 + self._stop.number
+        return 0 if run.error is None else _EXIT_CODES.get(run.error.code, 1)
+
+    def keep_images(self, run: Run, directory: Path | None, *, quiet: bool = False) -> None:
+        for display in run.displays:
+            for kind, data in images(display).items():
+                raw = data.encode() if isinstance(data, str) else data
+                what = f"{kind}, {len(raw):,} bytes"
+                if directory is not None:
+                    self._err.line(f"[{what}: saved as {saved(directory, kind, raw)}]")
+                elif not quiet:
+                    self._err.line(f"[{what}: keep it with --save DIR]")
+
+
+def images(display: Display) -> dict[str, str | bytes]:
+    return {kind: data for kind, data in display.data.items() if kind.startswith("image/")}
+
+
+def saved(directory: Path, kind: str, data: bytes) -> Path:
+    """Write under the first number that is free: what is there stays. The kind is the guest's word, so not a path."""
+    suffix = _SUFFIXES.get(kind) or "".join(filter(str.isalnum, kind.removeprefix("image/")))[:8]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while (path := directory / f"display-{number}.{suffix}").exists():
+            number += 1
+        path.write_bytes(data)
+    except OSError as error:
+        raise InvalidSetting(
+            f"the image cannot be saved in {directory}: {error.strerror}", hint="name another directory: --save DIR"
+        ) from error
+    return path

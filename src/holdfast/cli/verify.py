@@ -1,0 +1,60 @@
+"""`holdfast verify`: is a session what its receipts say?"""
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from holdfast import evidence, verify
+from holdfast.cli.terminal import harmless
+from holdfast.config import default_home
+from holdfast.errors import SessionHalted
+from holdfast.signing import PublicKey
+from holdfast.store.sqlite import Store
+from holdfast.verify import Report
+
+
+def check_session(target: str, *, home: Path | None, public_key: Path | None, as_json: bool) -> int:
+    """Check an exported directory, a session's directory in a home, or a session by its id; 0 if all is right."""
+    public = evidence.read_key(public_key.expanduser()) if public_key else None
+    path = Path(target).expanduser()
+    exported = (path / evidence.RECEIPTS_NAME).is_dir() or ("/" in target and _home_of(path) is None)
+    if exported:
+        report = verify.check(evidence.from_directory(path, public=public))
+    else:
+        report = _check_in_home(path, _home_of(path) or home, public)
+    _tell(report, as_json=as_json, own_key=exported and public is None)
+    return 0 if report.ok else 1
+
+
+def _home_of(path: Path) -> Path | None:
+    """The home that a session's directory is in."""
+    above = path.absolute().parent
+    inside = above.name == "sessions" and (above.parent / evidence.JOURNAL_NAME).exists()
+    return above.parent if inside else None
+
+
+def _check_in_home(path: Path, home: Path | None, public: PublicKey | None) -> Report:
+    where = default_home() if home is None else home.expanduser().absolute()
+    try:
+        with closing(Store(where / evidence.JOURNAL_NAME, read_only=True)) as store:
+            return verify.check_in_home(store, path.name, where, public=public)
+    except SessionHalted as error:  # the journal cannot even be opened
+        return Report(ok=False, session=path.name, key_id="", problem=error.message)
+
+
+def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+        return
+    counts = f"{report.receipts} receipts, {report.manifests} manifests, {report.files} files, {report.bytes} bytes"
+    if not report.ok:
+        # Paths are the guest's: on a terminal they must stay text.
+        print(f"WRONG: session {report.session}: {harmless(report.problem)}\nright until then: {counts}")
+        return
+    print(f"ok: session {report.session}: {counts}")
+    print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")
+    for run in report.unsettled:
+        print(f"  run {run} has not ended: what it wrote was not looked at")
+    if own_key:
+        print("  the key came with the export: compare its id with one that you trust, or give --public-key")
