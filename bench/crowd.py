@@ -52,13 +52,13 @@ def live(session: Session) -> LiveSession:
 
 def pids_of(session: Session) -> list[int]:
     """pid 1 and the kernel."""
-    incarnation = live(session)._now
+    incarnation = live(session).computer.now
     assert incarnation is not None
     return incarnation.cgroup.pids()
 
 
 def supervision_of(session: Session) -> Supervision:
-    keeper = live(session)._node._keeper
+    keeper = live(session).computer._node._keeper
     assert keeper is not None
     return Supervision(keeper=keeper.peer_pid, zygotes=children_of(keeper.peer_pid))
 

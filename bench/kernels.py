@@ -76,7 +76,7 @@ def main() -> None:
 def measure(plan: Plan, command: str, progress: Callable[[str], None]) -> Report:
     with Session() as session:  # the home is opened, the environment built, the zygote warm: once per process
         session.run("1+1")
-        found = machine.describe(cgroup=crowd.live(session)._node.tree.kind)
+        found = machine.describe(cgroup=crowd.live(session).computer._node.tree.kind)
     result = Report(command=command, machine=found)
     measure_starts(plan, result)
     progress("starts measured")
@@ -178,7 +178,7 @@ def _leave_out_snapshots(session: Session) -> None:
         pass
 
     session.run("1")
-    crowd.live(session)._protection.renew = nothing  # type: ignore[method-assign]
+    crowd.live(session).computer.protection.renew = nothing  # type: ignore[method-assign]
 
 
 def _trip(run: Callable[[str], object]) -> float:

@@ -64,7 +64,7 @@ def main() -> None:
         figures |= measure_round_trips(repetitions * 10)
         with Session() as session:
             live = session._session._session
-            found = machine.describe(cgroup=live._node.tree.kind)
+            found = machine.describe(cgroup=live.computer._node.tree.kind)
     finally:
         engine.shut_down()
     for line in found.lines():
@@ -79,10 +79,10 @@ def measure_wakes(name: str, size_mb: int, repetitions: int) -> dict[str, float]
     with Session(memory=f"{2 * size_mb + 500}M", timeout=120) as session:
         _ok(session.run(f"import numpy as np, os, signal; state = np.ones({size_mb} * 125000)"))
         live = session._session._session
-        assert live._now is not None
-        kernel = live._now.kernel
+        assert live.computer.now is not None
+        kernel = live.computer.now.kernel
         snapshots, wakes = Stopwatch(kernel, "take_snapshot"), Stopwatch(kernel, "wake_snapshot")
-        rollbacks = Stopwatch(live._protection, "roll_back")
+        rollbacks = Stopwatch(live.computer.protection, "roll_back")
         for _ in range(repetitions):
             time.sleep(THINKING_S)
             assert session.run("os.kill(os.getpid(), signal.SIGKILL)").memory == "restored"
