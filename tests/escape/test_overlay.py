@@ -195,6 +195,24 @@ def test_a_descriptor_in_flight_writes_to_no_committed_file_unseen(session, comm
     assert seen.stdout == "COMMITTED\n" or "d/kept" in seen.outside
 
 
+def test_who_hides_a_handle_on_a_database_loses_the_kernel_and_not_the_file(doomed):
+    """A database keeps its inode when it is committed, so nobody may hold it once the guest has opened it anew."""
+    session = doomed()
+    run = session.run("""
+        import os, socket
+        here, there = socket.socketpair()
+        fd = os.open("/mnt/data/db", os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"SQLite format 3\\0COMMITTED")
+        socket.send_fds(here, [b"x"], [fd])
+        os.close(fd)
+    """)
+    assert run.status == "committed"
+    session.run("_, (fd,), _, _ = socket.recv_fds(there, 1, 1); os.pwrite(fd, b'forged', 0)")
+
+    assert session.generation == 2
+    assert session.read("db") == b"SQLite format 3\0COMMITTED"
+
+
 def test_a_kernel_that_does_not_follow_is_replaced(doomed, tools):
     session = doomed(memory="512M")
     tools.try_in(session, "kept = 1")
