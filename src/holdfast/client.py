@@ -6,7 +6,7 @@ the caller's own loop or thread is busy with.
 
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, Unpack, get_args
+from typing import TypeVar, Unpack
 
 from holdfast import engine, verbs
 from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
@@ -62,8 +62,8 @@ class AsyncSession:
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
         self._env = env
-        self._mode = _mode(mode)
-        self._preflight = preflight
+        self._mode: Mode = verbs.one_of(Mode, "mode", mode)
+        self._preflight: Preflight = verbs.one_of(Preflight, "preflight", preflight)
         self._resume = resume
         self._report = report
         self._service: Service | None = None
@@ -256,9 +256,3 @@ def _limits(*, memory: int | str, timeout: float | str, cpus: float, processes: 
         memory_bytes=parse_bytes(memory, name="memory"), timeout_s=parse_seconds(timeout, name="timeout"),
         cpus=cpus, processes=processes, disk_bytes=parse_bytes(disk, name="disk"),
     )  # fmt: skip
-
-
-def _mode(mode: Mode) -> Mode:
-    if mode not in get_args(Mode):
-        raise InvalidSetting(f"mode={mode!r} is not a mode", hint='write "strict" or "notebook"')
-    return mode

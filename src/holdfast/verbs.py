@@ -1,5 +1,6 @@
 """What can be done with a session, verb by verb: the same for every face."""
 
+import difflib
 import hashlib
 import io
 import os
@@ -48,21 +49,22 @@ class RunOptions(TypedDict, total=False):
 
 def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, timeout_s: float) -> RunRequest:
     """What a caller asks for, checked."""
+    _refuse_unknown(options)
     if isinstance(code, RunCard):
         return _planned_request(session, code, options)
     return RunRequest(
         code=code,
         timeout_s=timeout_s,
-        mode=_one_of(Mode, "mode", options.get("mode")),
-        goal=options.get("goal", "")[:200],
+        mode=one_of(Mode, "mode", options.get("mode")),
+        goal=_text("goal", options.get("goal", ""))[:200],
         inputs=expectations.inputs(options.get("inputs")),
         outputs=expectations.outputs(options.get("outputs")),
         asserts=expectations.asserts(options.get("asserts")),
-        key=options.get("key"),
+        key=None if options.get("key") is None else _text("key", options.get("key")),
         retry=options.get("retry", False),
-        expect=options.get("expect"),
+        expect=None if options.get("expect") is None else _text("expect", options.get("expect")),
         rehearse=options.get("rehearse", False),
-        preflight=_one_of(Preflight, "preflight", options.get("preflight")),
+        preflight=one_of(Preflight, "preflight", options.get("preflight")),
     )
 
 
@@ -75,7 +77,22 @@ def _planned_request(session: LiveSession, card: RunCard, options: RunOptions) -
     return planned
 
 
-def _one_of(kind: object, name: str, value: str | None) -> Any:
+def _refuse_unknown(options: RunOptions) -> None:
+    """A mistyped `expect=` or `outputs=` must not be a promise that nobody keeps."""
+    for name in options:
+        if name not in RunOptions.__annotations__:
+            alike = difflib.get_close_matches(name, RunOptions.__annotations__, n=1)
+            hint = f"did you mean {alike[0]}=?" if alike else f"these are: {', '.join(RunOptions.__annotations__)}"
+            raise InvalidSetting(f"{name}= is no option of a run", hint=hint)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidSetting(f"{name}={value!r} is no text", hint="write it as a string")
+    return value
+
+
+def one_of(kind: object, name: str, value: str | None) -> Any:
     if value is not None and value not in get_args(kind):
         raise InvalidSetting(f"{name}={value!r} is not one", hint=f"write one of {', '.join(get_args(kind))}")
     return value

@@ -360,3 +360,29 @@ def test_an_async_session_outlives_an_event_loop() -> None:
             return (await session.run("x")).text
 
     assert asyncio.run(last()) == "5"
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"expcet": "CKPT"}, "did you mean expect="),
+        ({"nonsense": 1}, "these are: timeout"),
+        ({"key": 5}, "as a string"),
+        ({"goal": 5}, "as a string"),
+        ({"expect": 5}, "as a string"),
+    ],
+)
+def test_an_option_that_nobody_knows_is_refused_and_nothing_runs(
+    session: Session, options: dict[str, object], hint: str
+) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        session.run("x = 1", **options)
+
+    assert refused.value.code == "invalid_setting"
+    assert hint in refused.value.hint
+    assert session.version == 0
+
+
+def test_a_session_that_is_asked_for_nonsense_is_refused() -> None:
+    with pytest.raises(HoldfastError, match="preflight"):
+        Session(preflight="sometimes")
