@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench import machine
+from bench.figures import ok, show, timed
 from bench.jupyter import JupyterKernel
 from holdfast import Session, engine
 
@@ -69,7 +69,7 @@ def main() -> None:
         engine.shut_down()
     for line in found.lines():
         console.print(line, style="dim", highlight=False)
-    show(figures, console)
+    show("What it costs that memory survives", figures, console)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -77,7 +77,7 @@ def main() -> None:
 def measure_wakes(name: str, size_mb: int, repetitions: int) -> dict[str, float]:
     """A kernel with that much state, killed by itself, again and again."""
     with Session(memory=f"{2 * size_mb + 500}M", timeout=120) as session:
-        _ok(session.run(f"import numpy as np, os, signal; state = np.ones({size_mb} * 125000)"))
+        ok(session.run(f"import numpy as np, os, signal; state = np.ones({size_mb} * 125000)"))
         live = session._session._session
         assert live.computer.now is not None
         kernel = live.computer.now.kernel
@@ -87,7 +87,7 @@ def measure_wakes(name: str, size_mb: int, repetitions: int) -> dict[str, float]
             time.sleep(THINKING_S)
             assert session.run("os.kill(os.getpid(), signal.SIGKILL)").memory == "restored"
         time.sleep(THINKING_S)
-        _ok(session.run("assert state.sum() == state.size"))
+        ok(session.run("assert state.sum() == state.size"))
     return {
         f"{name} of state: snapshot, in the caller's thinking time (ms)": snapshots.median_ms,
         f"{name} of state: awake after the death is seen (ms)": wakes.median_ms,
@@ -100,11 +100,11 @@ def measure_rewriting(repetitions: int) -> dict[str, float]:
     rewrite = "import time; t = time.perf_counter(); a += 1; time.perf_counter() - t"
     with Session(memory="3G", timeout=120) as session:
         make = "import numpy as np; a = np.ones(125_000_000)\n"
-        bare = [float(_ok(session.run(make + rewrite))) for _ in range(max(2, repetitions // 5))]
+        bare = [float(ok(session.run(make + rewrite))) for _ in range(max(2, repetitions // 5))]
         with_snapshot = []
         for _ in range(max(2, repetitions // 5)):
             time.sleep(4 * THINKING_S)
-            with_snapshot.append(float(_ok(session.run(rewrite))))
+            with_snapshot.append(float(ok(session.run(rewrite))))
     return {
         "rewriting 1 GB in place, no snapshot (ms)": statistics.median(bare) * 1e3,
         "rewriting 1 GB in place while a snapshot sleeps (ms)": statistics.median(with_snapshot) * 1e3,
@@ -118,10 +118,10 @@ def measure_round_trips(repetitions: int) -> dict[str, float]:
         samples: dict[str, list[float]] = {"holdfast": [], "jupyter": [], "at once": []}
         for _ in range(repetitions):
             time.sleep(THINKING_S)
-            samples["holdfast"].append(_timed(lambda: session.run("1+1")))
-            samples["at once"].append(_timed(lambda: session.run("1+1")))
+            samples["holdfast"].append(timed(lambda: session.run("1+1")))
+            samples["at once"].append(timed(lambda: session.run("1+1")))
             time.sleep(THINKING_S)
-            samples["jupyter"].append(_timed(lambda: kernel.run("1+1")))
+            samples["jupyter"].append(timed(lambda: kernel.run("1+1")))
     medians = {kind: statistics.median(times) for kind, times in samples.items()}
     return {
         "1+1 with a snapshot before each (ms)": medians["holdfast"],
@@ -129,26 +129,6 @@ def measure_round_trips(repetitions: int) -> dict[str, float]:
         "1+1 in ipykernel (ms)": medians["jupyter"],
         "ratio (goal: 3 or more)": medians["jupyter"] / medians["holdfast"],
     }
-
-
-def show(figures: dict[str, float], console: Console) -> None:
-    table = Table(title="What it costs that memory survives", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.2f}")
-    console.print(table)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return (time.perf_counter() - started) * 1e3
-
-
-def _ok(run: Any) -> str:
-    assert run.error is None, run.error
-    return str(run.text)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bench import machine
+from bench.figures import ok, show, timed
 from bench.jupyter import JupyterKernel
 from holdfast import Session, engine
 
@@ -54,7 +52,7 @@ def main() -> None:
         engine.shut_down()
     for line in found.lines():
         console.print(line, style="dim", highlight=False)
-    show(figures, console)
+    show("What it costs that every run is a transaction", figures, console)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -63,13 +61,13 @@ def measure_trivial(repetitions: int) -> dict[str, float]:
     """`1+1` in turns: ours journalled, verified, with a receipt and a snapshot; theirs without any of it."""
     with Session() as session, closing(JupyterKernel()) as kernel:
         kernel.start()
-        _ok(session.run("x = 1"))
+        ok(session.run("x = 1"))
         samples: dict[str, list[float]] = {"holdfast": [], "jupyter": []}
         for _ in range(repetitions):
             time.sleep(THINKING_S)
-            samples["holdfast"].append(_timed(lambda: session.run("1+1")))
+            samples["holdfast"].append(timed(lambda: session.run("1+1")))
             time.sleep(THINKING_S)
-            samples["jupyter"].append(_timed(lambda: kernel.run("1+1")))
+            samples["jupyter"].append(timed(lambda: kernel.run("1+1")))
     medians = {kind: statistics.median(times) for kind, times in samples.items()}
     return {
         "1+1 as a transaction (ms)": medians["holdfast"],
@@ -82,7 +80,7 @@ def measure_writes(repetitions: int) -> dict[str, float]:
     """From the call to the reply: written, hashed, made durable, published, sealed. And what the code alone took."""
     figures = {}
     with Session(timeout=300, disk="40G") as session:
-        _ok(session.run("import os, time"))
+        ok(session.run("import os, time"))
         for name, code in WRITES.items():
             figures |= _measure_run(session, f"a run that writes {name}", code, min(repetitions, 3))
         append = "with open('large', 'ab') as file: file.write(b'.')"
@@ -108,7 +106,7 @@ def _measure_run(session: Session, name: str, code: str, repetitions: int) -> di
 def measure_rollback(name: str, size_mb: int, repetitions: int) -> dict[str, float]:
     """A run that doubles its state in memory and on disk, and then fails: from its end to the reply."""
     with Session(memory=f"{3 * size_mb + 500}M", timeout=300, disk="40G") as session:
-        _ok(session.run(f"import numpy as np; state = np.ones({size_mb} * 125000)"))
+        ok(session.run(f"import numpy as np; state = np.ones({size_mb} * 125000)"))
         samples = []
         for _ in range(min(repetitions, 3)):
             time.sleep(4 * THINKING_S)
@@ -122,37 +120,17 @@ def measure_rollback(name: str, size_mb: int, repetitions: int) -> dict[str, flo
 def measure_history(runs: int) -> dict[str, float]:
     """The same small run, again and again in one session: what the first hundred take, and the last."""
     with Session() as session:
-        _ok(session.run("x = 1"))
-        first = [_timed(lambda: session.run("x")) for _ in range(100)]
+        ok(session.run("x = 1"))
+        first = [timed(lambda: session.run("x")) for _ in range(100)]
         for _ in range(runs - 200):
             session.run("x")
-        last = [_timed(lambda: session.run("x")) for _ in range(100)]
+        last = [timed(lambda: session.run("x")) for _ in range(100)]
         assert session.version == runs + 1
     return {
         "run 1 to 100, each (ms)": statistics.median(first),
         f"the last 100 of {runs:,}, each (ms)": statistics.median(last),
         "ratio (goal: 1.5 or less)": statistics.median(last) / statistics.median(first),
     }
-
-
-def show(figures: dict[str, float], console: Console) -> None:
-    table = Table(title="What it costs that every run is a transaction", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
-    console.print(table)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return (time.perf_counter() - started) * 1e3
-
-
-def _ok(run: Any) -> str:
-    assert run.error is None, run.error
-    return str(run.text)
 
 
 if __name__ == "__main__":
