@@ -47,7 +47,7 @@ class Supervision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def live(session: Session) -> LiveSession:
-    return session._session._session
+    return session._session._transport._session
 
 
 def pids_of(session: Session) -> list[int]:

@@ -63,7 +63,7 @@ def main() -> None:
         figures |= measure_rewriting(repetitions)
         figures |= measure_round_trips(repetitions * 10)
         with Session() as session:
-            live = session._session._session
+            live = session._session._transport._session
             found = machine.describe(cgroup=live.computer._node.tree.kind)
     finally:
         engine.shut_down()
@@ -78,7 +78,7 @@ def measure_wakes(name: str, size_mb: int, repetitions: int) -> dict[str, float]
     """A kernel with that much state, killed by itself, again and again."""
     with Session(memory=f"{2 * size_mb + 500}M", timeout=120) as session:
         ok(session.run(f"import numpy as np, os, signal; state = np.ones({size_mb} * 125000)"))
-        live = session._session._session
+        live = session._session._transport._session
         assert live.computer.now is not None
         kernel = live.computer.now.kernel
         snapshots, wakes = Stopwatch(kernel, "take_snapshot"), Stopwatch(kernel, "wake_snapshot")

@@ -47,7 +47,7 @@ def main() -> None:
             figures |= measure_rollback(name, size_mb, repetitions)
         figures |= measure_history(2_000 if options.quick else 100_000)
         with Session() as session:
-            found = machine.describe(cgroup=session._session._session.computer._node.tree.kind)
+            found = machine.describe(cgroup=session._session._transport._session.computer._node.tree.kind)
     finally:
         engine.shut_down()
     for line in found.lines():

@@ -9,14 +9,13 @@ from typing import Any, TypeVar, Unpack
 import anyio
 import anyio.to_thread
 
-from holdfast import engine, verbs
-from holdfast.client import AsyncSession
-from holdfast.kernel.conduct import Emit
+from holdfast import engine
+from holdfast.client import AsyncSession, Verb, as_stream, download, read_whole, shell_result, upload
+from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, Event, HistoryEntry, Name, Recovery, Run, ShellResult, StreamName
 from holdfast.records import FileEntry, RunCard
-from holdfast.sessions import LiveSession
 from holdfast.verbs import RunOptions
-from holdfast.watching import OnDisplay, OnText, deliverer, pump
+from holdfast.watching import OnDisplay, OnEvent, OnText, deliverer, pump
 from holdfast.workfiles import Written
 
 T = TypeVar("T")
@@ -67,19 +66,25 @@ class Session:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_display: OnDisplay | None = None,
+        on_event: OnEvent | None = None,
+        on_input: Callable[[str, bool], str] | None = None,
         **options: Unpack[RunOptions],
     ) -> Run:
         """Execute one cell, or exactly a plan that was made before. Code that fails does not raise: see `run.error`.
 
-        The callbacks see output while the cell runs, in the calling thread. Ctrl-C interrupts the cell.
+        The callbacks see output while the cell runs, in the calling thread; `on_event` sees all of it, in order.
+        `on_input` answers `input()` (prompt, whether it is a password), in a thread of its own; without it `input()`
+        fails. Ctrl-C interrupts the cell.
         """
-        session, request = self._session._session, self._session._request(code, options)
-        return self._watched(lambda emit: verbs.run(session, request, emit=emit), on_stdout, on_stderr, on_display)
+        reached, chosen = self._session._reached, self._session._options(code, options)
+        deliver = deliverer(on_stdout, on_stderr, on_display, on_event)
+        ask = None if on_input is None else _in_thread(on_input)
+        return self._watched(lambda emit: reached.run(code, chosen, emit=emit, ask=ask), deliver)
 
     def plan(self, code: str, **options: Unpack[RunOptions]) -> RunCard:
         """The Run Card of a run, without running anything. `run(card)` then executes exactly that."""
-        session, request = self._session._session, self._session._request(code, options)
-        return engine.wait(lambda: verbs.plan(session, request))
+        chosen = self._session._options(code, options)
+        return self._do(lambda reached: reached.plan(code, chosen))
 
     def shell(
         self,
@@ -90,95 +95,94 @@ class Session:
         on_stderr: OnText | None = None,
     ) -> ShellResult:
         """Run a command line in the sandbox."""
-        session, timeout_s = self._session._session, self._session._timeout_s(timeout)
-        return self._watched(
-            lambda emit: verbs.shell(session, command, timeout_s=timeout_s, emit=emit), on_stdout, on_stderr, None
-        )
+        reached, chosen = self._session._reached, self._session._chosen_timeout(timeout)
+        deliver = deliverer(on_stdout, on_stderr, None, None)
+        return shell_result(self._watched(lambda emit: reached.shell(command, timeout=chosen, emit=emit), deliver))
 
     def files(self) -> list[FileEntry]:
         """What is committed in /mnt/data."""
-        return self._verb(verbs.files)
+        return self._do(lambda reached: reached.files())
 
     def read(self, path: str) -> bytes:
         """A committed file, whole; `download` for one that is large."""
-        return self._verb(lambda session: verbs.read(session, path))
+        return self._do(lambda reached: read_whole(reached, path))
 
     def write(self, path: str, data: bytes | str) -> Written:
         """Put a file in /mnt/data. A run like any other: a version, a receipt."""
-        return self._verb(lambda session: verbs.write(session, path, data))
+        source = as_stream(data)
+        return self._do(lambda reached: reached.write(path, source))
 
     def upload(self, source: str | Path, path: str | None = None) -> Written:
         """The same from a file of yours, piece by piece."""
-        return self._verb(lambda session: verbs.upload(session, Path(source), path))
+        return self._do(lambda reached: upload(reached, Path(source), path))
 
     def download(self, path: str, target: str | Path) -> Path:
         """A committed file into one of yours, piece by piece; its SHA-256 is checked on the way."""
-        return self._verb(lambda session: verbs.download(session, path, Path(target)))
+        return self._do(lambda reached: download(reached, path, Path(target)))
 
     def remove(self, path: str) -> Written:
         """Take a file or directory away. An earlier version still has it."""
-        return self._verb(lambda session: verbs.remove(session, path))
+        return self._do(lambda reached: reached.remove(path))
 
     def restore(self, ckpt: str) -> Written:
         """Bring the files of an earlier version back, as a new version."""
-        return self._verb(lambda session: verbs.restore(session, ckpt))
+        return self._do(lambda reached: reached.restore(ckpt))
 
     def recover(self) -> Recovery:
         """Where the session stands after a reset, and what to do next. Asking twice changes nothing."""
-        return self._verb(verbs.recover)
+        return self._do(lambda reached: reached.recover())
 
     def history(self, limit: int = 1000) -> list[HistoryEntry]:
         """The session's runs, oldest first."""
-        return self._verb(lambda session: verbs.history(session, limit=limit))
+        return self._do(lambda reached: reached.history(limit=limit))
 
     def code(self, run: str) -> str:
         """The code that a run was asked to execute, as the journal has it."""
-        return self._verb(lambda session: verbs.code(session, run))
+        return self._do(lambda reached: reached.code(run))
 
     def names(self) -> dict[str, Name]:
         """The live variables."""
-        return engine.wait(self._session._session.names)
+        return self._do(lambda reached: reached.names())
 
     def complete(self, code: str, cursor: int | None = None) -> Completions:
         """What could stand at the cursor."""
-        session, at = self._session._session, len(code) if cursor is None else cursor
-        return engine.wait(lambda: session.complete(code, at))
+        at = len(code) if cursor is None else cursor
+        return self._do(lambda reached: reached.complete(code, at))
 
     def inspect(self, code: str, cursor: int | None = None, *, detail: int = 0) -> dict[str, str | bytes]:
         """What is known about the name at the cursor, by MIME type; empty if nothing is."""
-        session, at = self._session._session, len(code) if cursor is None else cursor
-        return engine.wait(lambda: session.inspect(code, at, detail))
+        at = len(code) if cursor is None else cursor
+        return self._do(lambda reached: reached.inspect(code, at, detail=detail))
 
     def output(self, run: Run | ShellResult | str, stream: StreamName = "stdout") -> str:
         """All that a run printed, also what its result left out of the middle."""
-        session, run_id = self._session._session, run if isinstance(run, str) else run.id
-        return engine.wait(lambda: session.output(run_id, stream)).decode(errors="replace")
+        run_id = run if isinstance(run, str) else run.id
+        return self._do(lambda reached: reached.output(run_id, stream)).decode(errors="replace")
 
     def interrupt(self) -> bool:
         """Ask the running cell to end, from another thread; False if nothing runs."""
-        return self._session.interrupt()
+        return self._do(lambda reached: reached.interrupt())
 
     def reset(self) -> None:
         """Purge memory, end processes, wipe the namespace. Files stay."""
-        engine.wait(self._session._session.reset)
+        self._do(lambda reached: reached.reset())
 
     def close(self, *, keep: bool = False) -> None:
         """End the session and delete its files; `keep=True` leaves them, for `resume=`. Closing twice is fine."""
         engine.wait(lambda: self._session._close(keep=keep))
 
-    def _verb(self, verb: Callable[[LiveSession], Coroutine[Any, Any, T]]) -> T:
-        session = self._session._session
-        return engine.wait(lambda: verb(session))
+    def _do(self, verb: Verb[T]) -> T:
+        reached = self._session._reached
+
+        async def carry_out() -> T:
+            return await verb(reached)
+
+        return engine.wait(carry_out)
 
     def _watched(
-        self,
-        verb: Callable[[Emit | None], Coroutine[Any, Any, T]],
-        on_stdout: OnText | None,
-        on_stderr: OnText | None,
-        on_display: OnDisplay | None,
+        self, verb: Callable[[Emit | None], Coroutine[Any, Any, T]], deliver: Callable[[Event], object] | None
     ) -> T:
         """Carry out a verb in the event loop while this thread hands its events to the callbacks."""
-        deliver = deliverer(on_stdout, on_stderr, on_display)
         if deliver is None:
             return self._interruptible(lambda: verb(None))
         events: queue.Queue[Event | None] = queue.Queue(maxsize=1000)
@@ -209,3 +213,10 @@ class Session:
             meanwhile()  # what is on its way must still be taken, or the run could not end
             future.result()
             raise
+
+
+def _in_thread(on_input: Callable[[str, bool], str]) -> Ask:
+    async def ask(prompt: str, password: bool) -> str:
+        return await anyio.to_thread.run_sync(on_input, prompt, password, abandon_on_cancel=True)
+
+    return ask

@@ -1,17 +1,25 @@
 """The Python API. `AsyncSession` is the real thing; `Session` the same for code without an event loop.
 
 Both speak to the process's engine: one thread with an event loop of its own, in which kernels are watched whatever
-the caller's own loop or thread is busy with.
+the caller's own loop or thread is busy with. There, a `Transport` carries each verb to the session: one of this
+process, or with `url=` one at a server.
 """
 
+import io
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import BinaryIO, TypeVar, Unpack
+
+import anyio.to_thread
 
 from holdfast import engine, verbs
 from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
 from holdfast.environments import Report
 from holdfast.errors import InvalidSetting, SessionClosed
+from holdfast.kernel.conduct import Ask
 from holdfast.model import (
     Completions,
     HistoryEntry,
@@ -24,15 +32,18 @@ from holdfast.model import (
     ShellResult,
     StreamName,
 )
-from holdfast.planning import RunRequest
+from holdfast.paths import to_bytes
 from holdfast.records import FileEntry, RunCard
 from holdfast.service import Service
-from holdfast.sessions import LiveSession
+from holdfast.transports import Transport
+from holdfast.transports.embedded import Embedded
 from holdfast.verbs import RunOptions
-from holdfast.watching import OnDisplay, OnText, emitter
+from holdfast.watching import OnDisplay, OnEvent, OnText, emitter
 from holdfast.workfiles import Written
 
 T = TypeVar("T")
+Verb = Callable[[Transport], Awaitable[T]]
+_TIMEOUT_S = Limits().timeout_s
 
 
 class AsyncSession:
@@ -45,7 +56,7 @@ class AsyncSession:
         self,
         *,
         memory: int | str = "1G",
-        timeout: float | str = 60,
+        timeout: float | str | None = None,
         cpus: float = 2.0,
         processes: int = 256,
         disk: int | str = "10G",
@@ -57,8 +68,10 @@ class AsyncSession:
         resume: str | None = None,
         report: Report | None = None,
     ) -> None:
-        """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold."""
+        """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold.
+        `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had."""
         self._limits = _limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
+        self._timeout = timeout
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
         self._env = env
@@ -66,23 +79,25 @@ class AsyncSession:
         self._preflight: Preflight = verbs.one_of(Preflight, "preflight", preflight)
         self._resume = resume
         self._report = report
-        self._service: Service | None = None
-        self._live: LiveSession | None = None
+        self._transport: Transport | None = None
 
     async def open(self) -> "AsyncSession":
         await engine.run(self._open)
         return self
 
     async def _open(self) -> None:
-        if self._live is None:
-            self._service = await engine.service(self._settings)
-            self._live = await self._begin(self._service)
-            self._live.preflight = self._preflight
+        if self._transport is None:
+            self._transport = await self._begin(await engine.service(self._settings))
 
-    async def _begin(self, service: Service) -> LiveSession:
+    async def _begin(self, service: Service) -> Transport:
         if self._resume is not None:
-            return await service.resume_session(self._resume, report=self._report)
-        return await service.create_session(limits=self._limits, mode=self._mode, env=self._env, report=self._report)
+            live = await service.resume_session(self._resume, report=self._report)
+        else:
+            live = await service.create_session(
+                limits=self._limits, mode=self._mode, env=self._env, report=self._report
+            )
+        live.preflight = self._preflight
+        return Embedded(service, live)
 
     async def __aenter__(self) -> "AsyncSession":
         return await self.open()
@@ -94,22 +109,22 @@ class AsyncSession:
 
     @property
     def id(self) -> str:
-        return self._session.id
+        return self._reached.id
 
     @property
     def generation(self) -> int:
         """Counts kernels whose memory is not a continuation of the one before. Starts at 1."""
-        return self._session.generation
+        return self._reached.generation
 
     @property
     def version(self) -> int:
         """Counts committed runs."""
-        return self._session.books.state.version
+        return self._reached.version
 
     @property
     def ckpt(self) -> str:
         """Names the state that the session is in."""
-        return str(self._session.books.state.ckpt())
+        return self._reached.ckpt
 
     async def run(
         self,
@@ -118,20 +133,24 @@ class AsyncSession:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_display: OnDisplay | None = None,
+        on_event: OnEvent | None = None,
+        on_input: Ask | None = None,
         **options: Unpack[RunOptions],
     ) -> Run:
         """Execute one cell, or exactly a plan that was made before. Code that fails does not raise: see `run.error`.
 
-        The callbacks see output while the cell runs. They run in the event loop: keep them short.
+        The callbacks see output while the cell runs; `on_event` sees all of it, in order. `on_input` answers `input()`
+        (prompt, whether it is a password); without it `input()` fails. They run in the engine's event loop: keep them
+        short.
         """
-        emit = emitter(on_stdout, on_stderr, on_display)
-        session, request = self._session, self._request(code, options)
-        return await engine.run(lambda: verbs.run(session, request, emit=emit))
+        emit = emitter(on_stdout, on_stderr, on_display, on_event)
+        chosen = self._options(code, options)
+        return await self._do(lambda reached: reached.run(code, chosen, emit=emit, ask=on_input))
 
     async def plan(self, code: str, **options: Unpack[RunOptions]) -> RunCard:
         """The Run Card of a run, without running anything. `run(card)` then executes exactly that."""
-        session, request = self._session, self._request(code, options)
-        return await engine.run(lambda: verbs.plan(session, request))
+        chosen = self._options(code, options)
+        return await self._do(lambda reached: reached.plan(code, chosen))
 
     async def shell(
         self,
@@ -142,117 +161,169 @@ class AsyncSession:
         on_stderr: OnText | None = None,
     ) -> ShellResult:
         """Run a command line in the sandbox."""
-        emit = emitter(on_stdout, on_stderr, None)
-        session, timeout_s = self._session, self._timeout_s(timeout)
-        return await engine.run(lambda: verbs.shell(session, command, timeout_s=timeout_s, emit=emit))
+        emit, chosen = emitter(on_stdout, on_stderr, None, None), self._chosen_timeout(timeout)
+        return shell_result(await self._do(lambda reached: reached.shell(command, timeout=chosen, emit=emit)))
 
     async def files(self) -> list[FileEntry]:
         """What is committed in /mnt/data."""
-        session = self._session
-        return await engine.run(lambda: verbs.files(session))
+        return await self._do(lambda reached: reached.files())
 
     async def read(self, path: str) -> bytes:
         """A committed file, whole; `download` for one that is large."""
-        session = self._session
-        return await engine.run(lambda: verbs.read(session, path))
+        return await self._do(lambda reached: read_whole(reached, path))
 
     async def write(self, path: str, data: bytes | str) -> Written:
         """Put a file in /mnt/data. A run like any other: a version, a receipt."""
-        session = self._session
-        return await engine.run(lambda: verbs.write(session, path, data))
+        source = as_stream(data)
+        return await self._do(lambda reached: reached.write(path, source))
 
     async def upload(self, source: str | Path, path: str | None = None) -> Written:
         """The same from a file of yours, piece by piece."""
-        session = self._session
-        return await engine.run(lambda: verbs.upload(session, Path(source), path))
+        return await self._do(lambda reached: upload(reached, Path(source), path))
 
     async def download(self, path: str, target: str | Path) -> Path:
         """A committed file into one of yours, piece by piece; its SHA-256 is checked on the way."""
-        session = self._session
-        return await engine.run(lambda: verbs.download(session, path, Path(target)))
+        return await self._do(lambda reached: download(reached, path, Path(target)))
 
     async def remove(self, path: str) -> Written:
         """Take a file or directory away. An earlier version still has it."""
-        session = self._session
-        return await engine.run(lambda: verbs.remove(session, path))
+        return await self._do(lambda reached: reached.remove(path))
 
     async def restore(self, ckpt: str) -> Written:
         """Bring the files of an earlier version back, as a new version."""
-        session = self._session
-        return await engine.run(lambda: verbs.restore(session, ckpt))
+        return await self._do(lambda reached: reached.restore(ckpt))
 
     async def recover(self) -> Recovery:
         """Where the session stands after a reset, and what to do next. Asking twice changes nothing."""
-        session = self._session
-        return await engine.run(lambda: verbs.recover(session))
+        return await self._do(lambda reached: reached.recover())
 
     async def history(self, limit: int = 1000) -> list[HistoryEntry]:
         """The session's runs, oldest first."""
-        session = self._session
-        return await engine.run(lambda: verbs.history(session, limit=limit))
+        return await self._do(lambda reached: reached.history(limit=limit))
 
     async def code(self, run: str) -> str:
         """The code that a run was asked to execute, as the journal has it."""
-        session = self._session
-        return await engine.run(lambda: verbs.code(session, run))
+        return await self._do(lambda reached: reached.code(run))
 
     async def names(self) -> dict[str, Name]:
         """The live variables."""
-        return await engine.run(self._session.names)
+        return await self._do(lambda reached: reached.names())
 
     async def complete(self, code: str, cursor: int | None = None) -> Completions:
         """What could stand at the cursor."""
-        session, at = self._session, len(code) if cursor is None else cursor
-        return await engine.run(lambda: session.complete(code, at))
+        at = len(code) if cursor is None else cursor
+        return await self._do(lambda reached: reached.complete(code, at))
 
     async def inspect(self, code: str, cursor: int | None = None, *, detail: int = 0) -> dict[str, str | bytes]:
         """What is known about the name at the cursor, by MIME type; empty if nothing is."""
-        session, at = self._session, len(code) if cursor is None else cursor
-        return await engine.run(lambda: session.inspect(code, at, detail))
+        at = len(code) if cursor is None else cursor
+        return await self._do(lambda reached: reached.inspect(code, at, detail=detail))
 
     async def output(self, run: Run | ShellResult | str, stream: StreamName = "stdout") -> str:
         """All that a run printed, also what its result left out of the middle."""
         run_id = run if isinstance(run, str) else run.id
-        session = self._session
-        return (await engine.run(lambda: session.output(run_id, stream))).decode(errors="replace")
+        return (await self._do(lambda reached: reached.output(run_id, stream))).decode(errors="replace")
 
-    def interrupt(self) -> bool:
+    async def interrupt(self) -> bool:
         """Ask the running cell to end; False if nothing runs."""
-        return engine.call(self._session.interrupt)
+        return await self._do(lambda reached: reached.interrupt())
 
     async def reset(self) -> None:
         """Purge memory, end processes, wipe the namespace. Files stay."""
-        await engine.run(self._session.reset)
+        await self._do(lambda reached: reached.reset())
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session and delete its files; `keep=True` leaves them, for `resume=`. Closing twice is fine."""
-        if self._live is not None:
+        if self._transport is not None:
             await engine.run(lambda: self._close(keep=keep))
 
     async def _close(self, *, keep: bool = False) -> None:
-        live, self._live = self._live, None
-        if live is not None and self._service is not None:
-            await self._service.end_session(live, keep=keep)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close(keep=keep)
+
+    async def _do(self, verb: Verb[T]) -> T:
+        reached = self._reached
+
+        async def carry_out() -> T:
+            return await verb(reached)
+
+        return await engine.run(carry_out)
 
     @property
-    def _session(self) -> LiveSession:
-        if self._live is None:
+    def _reached(self) -> Transport:
+        if self._transport is None:
             raise SessionClosed("the session is not open", hint="use `async with`, or `await session.open()`")
-        return self._live
+        return self._transport
 
-    def _request(self, code: str | RunCard, options: RunOptions) -> RunRequest:
-        return verbs.request(self._session, code, options, timeout_s=self._timeout_s(options.get("timeout")))
+    def _options(self, code: str | RunCard, options: RunOptions) -> RunOptions:
+        """A plan is run as it is, under the deadline that it was made with."""
+        if isinstance(code, RunCard) or options.get("timeout") is not None or self._timeout is None:
+            return options
+        return RunOptions(**{**options, "timeout": self._timeout})
 
-    def _timeout_s(self, timeout: float | str | None) -> float:
-        return self._limits.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
+    def _chosen_timeout(self, timeout: float | str | None) -> float | str | None:
+        return self._timeout if timeout is None else timeout
 
 
-def _limits(*, memory: int | str, timeout: float | str, cpus: float, processes: int, disk: int | str) -> Limits:
+# -- what the two sessions share -----------------------------------------------------------------------------------
+
+
+def shell_result(run: Run) -> ShellResult:
+    return ShellResult(
+        id=run.id, status=run.status, version=run.version, ckpt=run.ckpt, receipt=run.receipt, outputs=run.outputs,
+        exit_code=run.exit_code, stdout=run.stdout, stderr=run.stderr, error=run.error, strays=run.strays,
+        duration_s=run.duration_s,
+    )  # fmt: skip
+
+
+async def read_whole(reached: Transport, path: str) -> bytes:
+    async with aclosing(reached.read(path)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+def as_stream(data: bytes | str) -> BinaryIO:
+    if not isinstance(data, (str, bytes, bytearray, memoryview)):
+        raise InvalidSetting(f"a file holds text or bytes, not {type(data).__name__}", hint="encode it first")
+    return io.BytesIO(data.encode() if isinstance(data, str) else data)
+
+
+async def upload(reached: Transport, source: Path, path: str | None) -> Written:
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise InvalidSetting(f"{source} cannot be read: {error.strerror}", hint="name a file of yours") from error
+    with file:
+        return await reached.write(path or source.name, file)
+
+
+async def download(reached: Transport, path: str, target: Path) -> Path:
+    place = _place(path, target)
+    async with aclosing(reached.read(path)) as pieces:
+        first = await anext(pieces, b"")  # what is not there is said before anything is overwritten
+        try:
+            with place.open("wb") as sink:
+                await anyio.to_thread.run_sync(sink.write, first)
+                async for piece in pieces:
+                    await anyio.to_thread.run_sync(sink.write, piece)
+        except OSError as error:
+            raise InvalidSetting(
+                f"{target} cannot be written: {error.strerror}", hint="name a file of yours"
+            ) from error
+    return place
+
+
+def _place(path: str, target: Path) -> Path:
+    return target / os.fsdecode(to_bytes(path).rpartition(b"/")[2]) if target.is_dir() else target
+
+
+def _limits(*, memory: int | str, timeout: float | str | None, cpus: float, processes: int, disk: int | str) -> Limits:
     if not cpus > 0:
         raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
     if processes < 8:
         raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
+    timeout_s = _TIMEOUT_S if timeout is None else parse_seconds(timeout, name="timeout")
     return Limits(
-        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=parse_seconds(timeout, name="timeout"),
-        cpus=cpus, processes=processes, disk_bytes=parse_bytes(disk, name="disk"),
+        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
+        disk_bytes=parse_bytes(disk, name="disk"),
     )  # fmt: skip

@@ -6,16 +6,15 @@ one of a process waits for a zygote to warm up.
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from holdfast.config import Settings
 from holdfast.errors import InvalidSetting
@@ -27,10 +26,30 @@ Verb = Callable[[], Coroutine[Any, Any, T]]
 
 class _Engine:
     def __init__(self) -> None:
-        self._context: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
-        self.portal = self._context.__enter__()
-        self._opening: anyio.Lock = self.portal.call(anyio.Lock)
+        self.loop = asyncio.new_event_loop()
+        self._opening = anyio.Lock()
         self._services: dict[Path, tuple[Settings, Service]] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="holdfast", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        with contextlib.closing(self.loop):
+            self.loop.run_forever()
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+
+    def start(self, verb: Verb[T]) -> "Future[T]":
+        """Not by anyio's portal: that makes the caller wait until its task has started, one thread's wake-up more."""
+        future: Future[T] = Future()
+        self.loop.call_soon_threadsafe(self._begin, verb, future)
+        return future
+
+    def _begin(self, verb: Verb[T], future: "Future[T]") -> None:
+        task = self.loop.create_task(_carry_out(self.loop, verb, future))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def service(self, settings: Settings) -> Service:
         async with self._opening:
@@ -46,13 +65,33 @@ class _Engine:
 
     def close(self) -> None:
         """Give up every home, whatever is still under way: a process that ends waits for nobody."""
-        self.portal.call(self._close_services)
-        self._context.__exit__(None, None, None)
+        self.start(self._close_services).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
     async def _close_services(self) -> None:
         while self._services:
             _, (_, service) = self._services.popitem()
             await service.close()
+        ending = self._under_way - {asyncio.current_task()}
+        if ending:
+            await asyncio.wait(ending)
+
+
+async def _carry_out(loop: asyncio.AbstractEventLoop, verb: Verb[T], future: "Future[T]") -> None:
+    """Cancelled by its scope, so that what is shielded stays shielded."""
+    with anyio.CancelScope() as scope:
+        future.add_done_callback(lambda done: loop.call_soon_threadsafe(scope.cancel) if done.cancelled() else None)
+        try:
+            result = await verb()
+        except BaseException as error:
+            with contextlib.suppress(InvalidStateError):  # cancelled: nobody waits for it
+                future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            with contextlib.suppress(InvalidStateError):
+                future.set_result(result)
 
 
 _engine: _Engine | None = None
@@ -62,7 +101,7 @@ _starting = threading.Lock()
 
 def start(verb: Verb[T]) -> "Future[T]":
     """Have the engine carry out a verb; cancelling the future cancels it."""
-    return _running().portal.start_task_soon(verb)
+    return _running().start(verb)
 
 
 def wait(verb: Verb[T]) -> T:
@@ -82,7 +121,11 @@ async def run(verb: Verb[T]) -> T:
 
 def call(function: Callable[[], T]) -> T:
     """Call a function in the engine's thread."""
-    return _running().portal.call(function)
+
+    async def called() -> T:
+        return function()
+
+    return wait(called)
 
 
 async def service(settings: Settings) -> Service:

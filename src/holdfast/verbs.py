@@ -2,11 +2,8 @@
 
 import difflib
 import hashlib
-import io
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, get_args
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, TypedDict, get_args
 
 import anyio.to_thread
 import msgspec
@@ -15,12 +12,10 @@ from holdfast import expectations, recovery, transaction, workfiles
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.expectations import Declared, PathLike
 from holdfast.kernel.conduct import Ask, Emit
-from holdfast.model import HistoryEntry, Mode, Preflight, Recovery, Run, ShellResult
-from holdfast.paths import to_bytes
+from holdfast.model import HistoryEntry, Mode, Preflight, Recovery, Run
 from holdfast.planning import RunRequest
-from holdfast.records import FileEntry, Planned, RunCard
+from holdfast.records import Planned, RunCard
 from holdfast.sessions import LiveSession
-from holdfast.workfiles import Written
 
 _PIECE_BYTES = 1 << 20
 
@@ -45,6 +40,8 @@ class RunOptions(TypedDict, total=False):
     rehearse: bool
     """Execute, report what would change, and take it all back."""
     preflight: Preflight | None
+    silent: bool
+    """Not counted (`Out[n]`), not in IPython's history, and its value is not shown: for tools that look on."""
 
 
 def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, timeout_s: float) -> RunRequest:
@@ -65,6 +62,7 @@ def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, t
         expect=None if options.get("expect") is None else _text("expect", options.get("expect")),
         rehearse=options.get("rehearse", False),
         preflight=one_of(Preflight, "preflight", options.get("preflight")),
+        silent=options.get("silent", False),
     )
 
 
@@ -109,78 +107,24 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     return card
 
 
-async def shell(session: LiveSession, command: str, *, timeout_s: float, emit: Emit | None = None) -> ShellResult:
+async def shell(session: LiveSession, command: str, *, timeout_s: float, emit: Emit | None = None) -> Run:
     """A command is a run too: its files are committed, unless it was killed."""
-    done = await transaction.run(session, RunRequest(code=command, kind="command", timeout_s=timeout_s), emit=emit)
-    return ShellResult(
-        id=done.id, status=done.status, version=done.version, ckpt=done.ckpt, receipt=done.receipt,
-        outputs=done.outputs, exit_code=done.exit_code, stdout=done.stdout, stderr=done.stderr, error=done.error,
-        strays=done.strays, duration_s=done.duration_s,
-    )  # fmt: skip
+    return await transaction.run(session, RunRequest(code=command, kind="command", timeout_s=timeout_s), emit=emit)
 
 
-async def files(session: LiveSession) -> list[FileEntry]:
-    return workfiles.list_files(session)
-
-
-async def read(session: LiveSession, path: PathLike) -> bytes:
-    def whole() -> bytes:
-        with workfiles.open_committed(session, path) as source:
-            return source.read()
-
-    return await anyio.to_thread.run_sync(whole)
-
-
-async def write(session: LiveSession, path: PathLike, data: bytes | str) -> Written:
-    if not isinstance(data, (str, bytes, bytearray, memoryview)):
-        raise InvalidSetting(f"a file holds text or bytes, not {type(data).__name__}", hint="encode it first")
-    raw = data.encode() if isinstance(data, str) else bytes(data)
-    return await workfiles.write(session, path, io.BytesIO(raw))
-
-
-async def upload(session: LiveSession, source: Path, path: PathLike | None) -> Written:
-    try:
-        file = source.open("rb")
-    except OSError as error:
-        raise InvalidSetting(f"{source} cannot be read: {error.strerror}", hint="name a file of yours") from error
-    with file:
-        return await workfiles.write(session, path or source.name, file)
-
-
-async def download(session: LiveSession, path: PathLike, target: Path) -> Path:
-    def copy() -> tuple[Path, str]:
-        place = target / os.fsdecode(to_bytes(name).rpartition(b"/")[2]) if target.is_dir() else target
-        with workfiles.open_committed(session, name) as source, place.open("wb") as sink:
-            return place, _copied(source, sink)
-
-    name, expected = (entry := workfiles.entry(session, path)).path, entry.sha256
-    try:
-        place, found = await anyio.to_thread.run_sync(copy)
-    except OSError as error:
-        raise InvalidSetting(f"{target} cannot be written: {error.strerror}", hint="name a file of yours") from error
-    now = session.books.state.files.get(name)  # a run may have committed meanwhile
-    if found not in (expected, now.sha256 if now else expected):
+async def read(session: LiveSession, path: PathLike) -> AsyncGenerator[bytes, None]:
+    """A committed file, piece by piece. It ends well only if the whole has the SHA-256 it was committed with."""
+    entry, digest = workfiles.entry(session, path), hashlib.sha256()
+    with workfiles.open_committed(session, entry.path) as source:
+        while piece := await anyio.to_thread.run_sync(source.read, _PIECE_BYTES):
+            digest.update(piece)
+            yield piece
+    now = session.books.state.files.get(entry.path)  # a run may have committed meanwhile
+    if digest.hexdigest() not in (entry.sha256, now.sha256 if now else entry.sha256):
         raise SessionHalted(
-            f"{path} has the SHA-256 {found}, and was committed with {expected}",
+            f"{path} has the SHA-256 {digest.hexdigest()}, and was committed with {entry.sha256}",
             hint=f"`holdfast verify {session.id}` looks at all of it",
         )
-    return place
-
-
-def _copied(source: BinaryIO, sink: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while piece := source.read(_PIECE_BYTES):
-        digest.update(piece)
-        sink.write(piece)
-    return digest.hexdigest()
-
-
-async def remove(session: LiveSession, path: PathLike) -> Written:
-    return await workfiles.remove(session, path)
-
-
-async def restore(session: LiveSession, ckpt: str) -> Written:
-    return await workfiles.restore(session, ckpt)
 
 
 async def recover(session: LiveSession) -> Recovery:

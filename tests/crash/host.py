@@ -67,7 +67,7 @@ def close(session: str, keep: bool) -> dict[str, Any]:
 
 def told(session: Session) -> dict[str, Any]:
     """Where a session says that it is."""
-    live = session._session._session
+    live = session._session._transport._session
     recovery = session.recover()
     now = live.computer.now
     return {
@@ -80,7 +80,7 @@ def told(session: Session) -> dict[str, Any]:
         "labels": recovery.names,
         "cause": recovery.cause,
         "stage": live.computer.stage,
-        "pids": [now.kernel.pid, now.kernel.init_pid, session._session._service.node._keeper.peer_pid],
+        "pids": [now.kernel.pid, now.kernel.init_pid, session._session._transport._service.node._keeper.peer_pid],
         "passed": list(passed),
     }
 

@@ -160,7 +160,7 @@ def home() -> Path:
 
 
 def live(session: Session) -> Any:
-    return session._session._live
+    return session._session._transport._session
 
 
 def directory_of(session: Session) -> Path:

@@ -666,7 +666,7 @@ def test_a_stray_does_not_outlive_a_rollback(session: Session) -> None:
     in_time(session, "import subprocess; subprocess.Popen(['sleep', '4321'], start_new_session=True); os._exit(1)")
     session.names()
 
-    live = session._session._session
+    live = session._session._transport._session
     assert live.computer.now is not None
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in live.computer.now.cgroup.pids()]
     assert not [command for command in commands if b"4321" in command]

@@ -20,7 +20,7 @@ def inside() -> Callable[[Session], Path]:
     """Where the host sees what a session sees: the root of its kernel."""
 
     def root(session: Session) -> Path:
-        now = session._session._session.computer.now
+        now = session._session._transport._session.computer.now
         assert now is not None
         return Path(f"/proc/{now.kernel.pid}/root")
 

@@ -136,7 +136,7 @@ def test_unicode_passes_both_ways(session: Session) -> None:
     "settings",
     [
         {"timeout": "soon"}, {"timeout": 0}, {"timeout": -1}, {"timeout": "0s"}, {"timeout": True}, {"timeout": "20x"},
-        {"timeout": float("nan")}, {"timeout": float("inf")}, {"timeout": None}, {"memory": "much"}, {"memory": 0},
+        {"timeout": float("nan")}, {"timeout": float("inf")}, {"memory": "much"}, {"memory": 0},
         {"memory": "-1G"}, {"memory": "1M"}, {"memory": 1.5}, {"cpus": 0}, {"cpus": -1}, {"processes": 1},
         {"disk": "none"}, {"home": "/proc/nowhere"}, {"env": "/nowhere/at/all"}, {"memory_cap": "none"},
     ],
@@ -212,7 +212,7 @@ def test_a_closed_session_says_so(session: Session) -> None:
 def test_a_session_that_ends_takes_its_files_along() -> None:
     with Session(memory="256M") as session:
         session.run("import os\nos.makedirs('deep/er')\nos.chmod('deep', 0)\nopen('/tmp/f', 'w').close()")
-        path = session._session._session.workspace.path
+        path = session._session._transport._session.workspace.path
         assert path.is_dir()
 
     assert not path.exists()
@@ -220,7 +220,7 @@ def test_a_session_that_ends_takes_its_files_along() -> None:
 
 def test_an_error_in_the_with_block_closes_the_session() -> None:
     session = Session(memory="256M")
-    path = session._session._session.workspace.path
+    path = session._session._transport._session.workspace.path
     assert path.is_dir()
 
     with pytest.raises(LookupError), session:
@@ -290,7 +290,7 @@ def test_the_async_session_has_the_same_verbs() -> None:
             assert (await session.complete("prin")).matches == ["print"]
             assert await session.inspect("len")
             assert await session.output(run) == "out\n"
-            assert session.interrupt() is False
+            assert await session.interrupt() is False
             await session.reset()
             assert session.generation == 2
         with pytest.raises(HoldfastError, match="not open"):
@@ -315,7 +315,7 @@ def test_a_cancelled_run_ends_its_cell() -> None:
     async def journey() -> None:
         async with AsyncSession(memory="256M") as session:
             await session.run("kept = [1]")
-            stages = session._session.workspace.path / "stages"
+            stages = session._transport._session.workspace.path / "stages"
             task = asyncio.create_task(
                 session.run(
                     "kept.append(2)\nimport time\nwhile True:\n    open('ticks', 'a').write('.')\n    time.sleep(0.01)"

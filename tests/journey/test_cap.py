@@ -19,7 +19,7 @@ def capped() -> Iterator[Session]:
 
 
 def test_the_expected_cgroup_version_is_in_use(capped: Session) -> None:
-    kind = capped._session._session.computer._node.tree.kind
+    kind = capped._session._transport._session.computer._node.tree.kind
 
     assert kind in ("v1", "v2")
     assert kind == os.environ.get("HOLDFAST_EXPECT_CGROUP", kind)

@@ -21,8 +21,9 @@ from holdfast import Session
 
 home, env, code = sys.argv[1], sys.argv[2], sys.argv[3]
 with Session(memory="256M", home=home, env=env) as s:
-    live = s._session._session
-    pids = [live.computer.now.kernel.pid, live.computer.now.kernel.init_pid, s._session._service.node._keeper.peer_pid]
+    reached = s._session._transport
+    kernel, keeper = reached._session.computer.now.kernel, reached._service.node._keeper
+    pids = [kernel.pid, kernel.init_pid, keeper.peer_pid]
     print(json.dumps({"session": s.id, "pids": pids, "files": os.listdir(Path(home, "sessions"))}), flush=True)
     exec(code)
 """

@@ -44,7 +44,7 @@ def notebook() -> Iterator[Session]:
 
 def interrupted(session: Session, verb: Callable[[], T], *, when: str) -> T:
     """Carry out a verb and interrupt it once the guest has made a file."""
-    stages = session._session._session.workspace.path / "stages"
+    stages = session._session._transport._session.workspace.path / "stages"
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(verb)
         while not any(stages.glob(f"*/data/{when}")):

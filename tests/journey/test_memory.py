@@ -765,7 +765,7 @@ def test_snapshots_end_with_the_kernel_they_were_taken_of(session: Session) -> N
     ok(session.run("x = 1"))
     session.names()
 
-    live = session._session._session
+    live = session._session._transport._session
     assert live.computer.now is not None
     assert len(live.computer.now.cgroup.pids()) == 3, "pid 1, the kernel, its snapshot"
 

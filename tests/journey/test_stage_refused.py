@@ -12,7 +12,7 @@ from holdfast.resources.workspace import Workspace
 @pytest.fixture
 def unmountable(session: Session, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """The session's next layers lack their work directory: Linux really refuses to mount them."""
-    own = session._session._session.workspace.path
+    own = session._session._transport._session.workspace.path
 
     def spoil(times: int) -> None:
         make, left = Workspace.new_stage, [times]

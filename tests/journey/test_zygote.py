@@ -23,7 +23,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def zygotes_of(session: Session) -> list[int]:
-    service = session._session._service
+    service = session._session._transport._service
     assert service is not None
     assert service.node._keeper is not None
     found = []
@@ -36,7 +36,7 @@ def zygotes_of(session: Session) -> list[int]:
 
 def kill_zygotes(session: Session) -> None:
     """A spare session that is being prepared may bring about a successor at any time."""
-    service = session._session._service
+    service = session._session._transport._service
     assert service is not None
     engine.wait(service.prepare)  # a session that was a spare may have had no zygote left
     found = zygotes_of(session)
@@ -86,7 +86,7 @@ def test_a_first_run_that_dies_gets_a_kernel_of_the_successor(session: Session) 
 
 
 def test_a_running_cell_does_not_notice_its_death(session: Session) -> None:
-    stages = session._session._session.workspace.path / "stages"
+    stages = session._session._transport._session.workspace.path / "stages"
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(session.run, "open('started', 'w').close()\nimport time; time.sleep(0.5); 'done'")
         while not any(stages.glob("*/data/started")):

@@ -179,6 +179,6 @@ def _charged(session: Session) -> int:
 
 def _cgroup(session: Session) -> Cgroup:
     session.names()  # waits until the snapshot of the last run is taken
-    live = session._session._session
+    live = session._session._transport._session
     assert live.computer.now is not None
     return live.computer.now.cgroup

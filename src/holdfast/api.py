@@ -1,0 +1,193 @@
+"""What goes over HTTP, both ways: the server and our own client speak these structs, and OpenAPI is made of them.
+
+    POST   /v1/sessions                        CreateSession -> SessionInfo
+    GET    /v1/sessions                        -> list[SessionInfo], the kept ones too
+    GET    /v1/sessions/{id}                   -> SessionInfo
+    DELETE /v1/sessions/{id}?keep=false
+    GET    /v1/sessions/{id}/hold              an attached session lives while one of these is open
+    POST   /v1/sessions/{id}/plans             AskedRun -> RunCard
+    POST   /v1/sessions/{id}/runs              AskedRun -> events, or one Run (Accept)
+    GET    /v1/sessions/{id}/runs              -> list[HistoryEntry]
+    GET    /v1/sessions/{id}/runs/{run}        -> RunRecord; /card -> RunCard; /code -> text
+    GET    /v1/sessions/{id}/runs/{run}/receipt    -> the DSSE envelope
+    GET    /v1/sessions/{id}/runs/{run}/output?stream=stdout   -> bytes
+    GET    /v1/sessions/{id}/runs/{run}/events?from=N          -> events, replayed from a number, then live
+    POST   /v1/sessions/{id}/runs/{run}/input  Answer, to an `Asked` event
+    POST   /v1/sessions/{id}/reset|interrupt|recover|restore(Restore)|complete(AtCursor)|inspect(AtCursor)
+    GET    /v1/sessions/{id}/files             -> list[FileEntry]
+    GET|PUT|DELETE /v1/sessions/{id}/files/{path}              PUT, DELETE -> Written
+    GET    /v1/sessions/{id}/names|history|manifest|events
+
+Bodies are JSON, where bytes are base64; `Accept: application/msgpack` (and the same as Content-Type) has them as they
+are. Events are one JSON object a line (application/x-ndjson), Server-Sent Events (text/event-stream), or msgpack
+objects, each after its length in four bytes, big-endian (application/vnd.holdfast.msgpack-seq).
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.model import Display, HistoryEntry, Mode, Preflight, Run, StreamName
+from holdfast.receipts import Receipt
+from holdfast.records import RunCard
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+NDJSON = "application/x-ndjson"
+SSE = "text/event-stream"
+MSGPACK_SEQ = "application/vnd.holdfast.msgpack-seq"
+PROBLEM = "application/problem+json"
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of what clients send: an unknown field is refused, for it may be a mistyped promise."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of what servers answer: clients pass over a field that they do not know."""
+
+
+# -- sessions ------------------------------------------------------------------------------------------------------
+
+
+class CreateSession(Body, frozen=True):
+    memory: int | str = "1G"
+    timeout: float | str | None = None
+    cpus: float = 2.0
+    processes: int = 256
+    disk: int | str = "10G"
+    env: str | None = None
+    """A path on the server: only its owner may choose one."""
+    mode: Mode = "strict"
+    preflight: Preflight = "warn"
+    resume: str | None = None
+    """The id of a kept session: it comes back with its files and its limits."""
+    keep: bool = False
+    """Whatever ends it (its client is gone, the server stops) leaves its files and books, for `resume`."""
+    attached: bool = False
+    """It ends shortly after the last `hold` on it is gone."""
+
+
+class SessionInfo(Told, frozen=True):
+    id: str
+    state: Literal["ready", "running", "kept", "halted"]
+    """`kept`: it has files and books, and no kernel."""
+    version: int
+    generation: int
+    ckpt: str
+    mode: Mode
+    created_at: float
+    changed_at: float
+    limits: dict[str, int | float | str | None]
+    owner: str = ""
+    """The API key's id; empty for whoever owns the server."""
+    memory_bytes: int | None = None
+    """In use now."""
+    running: str | None = None
+    """The run that is under way."""
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+class AskedRun(Body, frozen=True):
+    """A cell, a command, or a plan that was made before; the rest as `holdfast.verbs.RunOptions` has it."""
+
+    code: str = ""
+    plan: str | None = None
+    """The id of a Run Card: exactly that is run, and nothing else may be asked for."""
+    kind: Literal["cell", "command"] = "cell"
+    timeout: float | str | None = None
+    mode: Mode | None = None
+    goal: str = ""
+    inputs: list[str] = []
+    outputs: list[str] | dict[str, Any] = []
+    asserts: list[str] = []
+    key: str | None = None
+    """Or the header `Idempotency-Key`."""
+    retry: bool = False
+    expect: str | None = None
+    """Or the header `If-Match`."""
+    rehearse: bool = False
+    preflight: Preflight | None = None
+    stdin: bool = False
+    """The client answers `Asked` events; without it `input()` fails."""
+
+
+class RunRecord(Told, frozen=True):
+    """A settled run, as the journal has it; or one that is under way."""
+
+    entry: HistoryEntry | None
+    """None while it is under way."""
+    card: RunCard
+    code: str
+    receipt: Receipt | None = None
+
+
+class Answer(Body, frozen=True):
+    text: str
+    number: int
+    """Of the `Asked` event that it answers."""
+
+
+class Restore(Body, frozen=True):
+    ckpt: str
+
+
+class AtCursor(Body, frozen=True):
+    code: str
+    cursor: int | None = None
+    detail: int = 0
+
+
+class Interrupted(Told, frozen=True):
+    interrupted: bool
+    """False if nothing ran."""
+
+
+# -- events of a run: numbered from 0, the last one is Settled or Refused ------------------------------------------
+
+
+class Numbered(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    number: int
+
+
+class Began(Numbered, frozen=True, tag="began"):
+    """Always number 0: what to ask for after the connection was lost."""
+
+    run: str
+    session: str
+
+
+class Printed(Numbered, frozen=True, tag="output"):
+    stream: StreamName
+    text: str
+
+
+class Shown(Numbered, frozen=True, tag="displayed"):
+    display: Display
+    update: bool = False
+
+
+class Cleared(Numbered, frozen=True, tag="displays_cleared"):
+    wait: bool
+
+
+class Asked(Numbered, frozen=True, tag="asked"):
+    prompt: str
+    password: bool
+
+
+class Settled(Numbered, frozen=True, tag="settled"):
+    """The last one. Code that failed is a result like any other."""
+
+    run: Run
+
+
+class Refused(Numbered, frozen=True, tag="refused"):
+    """The last one: it did not run, or we failed."""
+
+    problem: dict[str, Any]
+
+
+RunEvent = Began | Printed | Shown | Cleared | Asked | Settled | Refused
