@@ -10,15 +10,20 @@ means discard back to the last `Saved` and settle.
 What `append` is given is one unit: all of it is durable when it returns, or none of it ever will be. Units become
 durable in the order in which they were queued, many of them in one commit when many wait. A commit that failed is not
 tried again: everyone in it is told.
+
+Where a commit takes a millisecond, whoever waits for it makes it, in the event loop: to wake a thread and be woken by
+it takes longer. Where it takes more, and for what nobody waits for, there is a thread.
 """
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TypeVar
 
 import anyio.to_thread
@@ -28,6 +33,10 @@ from holdfast.store.rows import AnyWrite, Append
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
+_QUICK_S = 0.003
+"""A commit that usually takes less is not worth a thread's wake-up, and holds nobody up."""
+_USUAL = 1 / 8
+"""How much the last commit counts in what is usual."""
 
 
 class _Unit:
@@ -48,7 +57,7 @@ class _Unit:
 
 
 class Journal:
-    """One writer for all sessions of a home: a thread that owns the store, and a queue before it.
+    """One queue for all sessions of a home; what is in it is written by whoever holds `_writing`, all at once.
 
     A caller that is cancelled while it waits has queued its writes all the same.
     """
@@ -56,12 +65,16 @@ class Journal:
     def __init__(self, store_path: Path) -> None:
         self._store = Store(store_path)
         self._view = Store(store_path, read_only=True)
-        self._queue: SimpleQueue[_Unit | None] = SimpleQueue()
+        self._queue: deque[_Unit] = deque()
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        """Wakes the writer's thread; False ends it."""
         self._closed = False
         # So that nothing is queued behind the end: its caller would wait for ever.
         self._gate = threading.Lock()
-        # Failures that nobody waited for, until the session's next unit takes them. The writer's own.
+        self._writing = threading.Lock()
+        # Failures that nobody waited for, until the session's next unit takes them. Of whoever is writing.
         self._untold: dict[str, BaseException] = {}
+        self._usual_s = _QUICK_S
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._writer = threading.Thread(target=self._write_until_closed, name="journal-writer", daemon=True)
         self._writer.start()
@@ -70,11 +83,18 @@ class Journal:
         """Returns when all of it is durable. ValueError: a record that is not legal there; nothing was written."""
         waiter = asyncio.get_running_loop().create_future()
         self._enqueue(_Unit(writes, waiter))
+        try:
+            if self._usual_s < _QUICK_S:
+                await asyncio.sleep(0)  # whoever else is ready to append gets into the same commit
+        finally:
+            if not waiter.done() and not self._write_here():
+                self._bell.put(True)
         await waiter
 
     def append_nowait(self, *writes: AnyWrite) -> None:
         """Queue it before all that is appended later. If it fails, so does the session's next `append`."""
         self._enqueue(_Unit(writes, None))
+        self._bell.put(True)
 
     async def wait_written(self) -> None:
         """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""
@@ -89,7 +109,7 @@ class Journal:
         with self._gate:
             first, self._closed = not self._closed, True
             if first:
-                self._queue.put(None)
+                self._bell.put(False)
         # Not the loop's own pool: that takes no work any more when the process ends.
         await anyio.to_thread.run_sync(self._end if first else self._writer.join)
 
@@ -108,26 +128,38 @@ class Journal:
         with self._gate:
             if self._closed:
                 raise RuntimeError("the journal is closed")
-            self._queue.put(unit)
+            self._queue.append(unit)
 
-    # -- the writer's thread -------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
-        going_on = True
-        while going_on:
-            taken = self._take()
-            going_on = None not in taken
-            units = [unit for unit in taken if unit is not None]
-            self._commit(units)
-            _tell(units)
+        while self._bell.get():
+            with self._writing:
+                self._write_queued()
+        with self._writing:
+            self._write_queued()
 
-    def _take(self) -> list[_Unit | None]:
-        """All that waits; at least one."""
-        taken = [self._queue.get()]
-        with suppress(Empty):
+    def _write_here(self) -> bool:
+        """In the event loop; not where that could take long, or where the thread is at it."""
+        if self._usual_s >= _QUICK_S or not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._write_queued()
+        finally:
+            self._writing.release()
+        return True
+
+    def _write_queued(self) -> None:
+        """All that waits, in one commit."""
+        units: list[_Unit] = []
+        with suppress(IndexError):
             while True:
-                taken.append(self._queue.get_nowait())
-        return taken
+                units.append(self._queue.popleft())
+        if units:
+            started = time.monotonic()
+            self._commit(units)
+            self._usual_s += (time.monotonic() - started - self._usual_s) * _USUAL
+            _tell(units)
 
     def _commit(self, units: list[_Unit]) -> None:
         tags = {tag for unit in units for tag in unit.tags}
@@ -177,12 +209,16 @@ def _pass(point: str, tags: Iterable[str]) -> None:
 
 
 def _tell(units: list[_Unit]) -> None:
-    """Wake everyone who waits: each event loop once."""
+    """Wake everyone who waits: each event loop once, and the one that we are in at once."""
     waiting: dict[asyncio.AbstractEventLoop, list[_Unit]] = {}
     for unit in units:
         if unit.waiter is not None:
             waiting.setdefault(unit.waiter.get_loop(), []).append(unit)
+    here = asyncio._get_running_loop()
     for loop, told in waiting.items():
+        if loop is here:
+            _complete(told)
+            continue
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(_complete, told)
 

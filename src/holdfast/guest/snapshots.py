@@ -22,6 +22,8 @@ class Snapshots:
     """Takes copies that wake when the host writes to `wake`."""
 
     def __init__(self, wake: socket.socket, *own_fds: int) -> None:
+        self.warm = False
+        """The pages that cells write to are the kernel's own again, as far as they are known."""
         self._wake = wake
         self._own = {_identity(fd) for fd in (wake.fileno(), *own_fds)}
 
@@ -47,7 +49,8 @@ class Snapshots:
 
     def _fork(self) -> tuple[int, int]:
         if _snapshot is not None:
-            pid, threads, _ = _snapshot.take(self._wake.fileno())
+            pid, threads, _, pages = _snapshot.take(self._wake.fileno())
+            self.warm = pages > 0
             return pid, threads
         if len(os.listdir("/proc/self/task")) > 1:
             raise OSError("this kernel has threads, and Holdfast was installed without the C part that keeps them")
