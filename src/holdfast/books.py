@@ -16,7 +16,7 @@ from holdfast.blobs.local import LocalBlobs
 from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
 from holdfast.receipts import receipt
-from holdfast.records import AnyRecord, Change, Lost, Verified
+from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified
 from holdfast.resources.restoring import undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
@@ -25,6 +25,7 @@ from holdfast.store.rows import Append, PutLost, PutSession, SessionRow, Version
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
+Watcher = Callable[[Planned | Settled | Lost], None]
 _WALK_BACK = 200
 """Versions that are looked at after a restart."""
 
@@ -52,6 +53,8 @@ class Books:
         self.halted: str = row.halted
         self.stopped: HoldfastError | None = None
         """Why nothing runs here until the session is opened again; or, if the disk was full, until it is not."""
+        self.watchers: list[Watcher] = []
+        """Whoever wants to know of each run that begins, each that is settled, and each loss of memory."""
 
     async def load(self) -> None:
         """All of it from the store: after a restart of the host."""
@@ -99,7 +102,13 @@ class Books:
         """Remember records of this process's own runs; returns what writes them."""
         for record in records:
             self.open.setdefault(record.run, []).append(record)
+            if isinstance(record, Planned):
+                self.tell(record)
         return [Append(session=self.session, record=record) for record in records]
+
+    def tell(self, news: Planned | Settled | Lost) -> None:
+        for watcher in list(self.watchers):
+            watcher(news)
 
     def row_for(self, state: State) -> SessionRow:
         return msgspec.structs.replace(
@@ -149,6 +158,7 @@ class Books:
         self.journal.append_nowait(
             PutLost(session=self.session, lost=lost), PutSession(session=self.session, row=self.row)
         )
+        self.tell(lost)
 
     def halt(self, error: HoldfastError) -> None:
         """Nothing more runs here. What is damaged stays so, until somebody has looked; a disk that failed left all

@@ -54,7 +54,7 @@ def _facts(card: RunCard) -> Iterator[tuple[str, str]]:
     """Label and text of each line; an empty text leaves the line out."""
     yield "goal", card.goal
     yield "base", card.base
-    yield "code", f"sha256 {card.code_sha256[:12]}"
+    yield "code", " ".join([f"sha256 {card.code_sha256[:12]}", *(["·", *card.arguments] if card.arguments else [])])
     yield "key", f"{card.key} (attempt {card.attempt})" if card.key else ""
     yield "inputs", _several([_input(given) for given in card.inputs])
     yield "reads", _several([_input(given) for given in card.forecast_inputs])

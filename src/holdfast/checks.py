@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
 
 from holdfast.expectations import Expected, matching
@@ -60,6 +61,20 @@ def from_mappings(found: Sequence[str]) -> list[Check]:
         "flush and close the mapping (del the numpy.memmap and whatever looks into it) before the code ends"
     )
     return [Check(name="shared mappings", ok=False, detail=detail)]
+
+
+def from_disturbances(
+    disturbed: AbstractSet[str], *, changes: Sequence[Change], inputs: Sequence[Input]
+) -> list[Check]:
+    """Files that others changed in a shared directory while the run went on."""
+    touched = {change.path for change in changes if change.area == "data"} | {one.path for one in inputs}
+    if both := sorted(disturbed & touched):
+        detail = f"changed by somebody else while it ran: {_few(both)}. Nothing of theirs was overwritten: run it again"
+        return [Check(name="outside", ok=False, detail=_cut(detail, _MAX_DETAIL))]
+    if disturbed:
+        detail = f"changed meanwhile, not by this run: {_few(sorted(disturbed))}"
+        return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
+    return []
 
 
 def passed(checks: Iterable[Check]) -> bool:

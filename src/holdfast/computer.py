@@ -100,8 +100,9 @@ class Computer:
         await self.end_kernel()
         await self._lay_stage()
         self.now = await self._node.fork(
-            self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage
-        )
+            self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage,
+            shared=self.workspace.shared,
+        )  # fmt: skip
         self.protection = Protection(
             self.now.kernel,
             self.now.cgroup,
@@ -147,7 +148,7 @@ class Computer:
         output = RunOutput(
             self.workspace.logs / run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.now.kernel, output, self.limits, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(self.now.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
         peak_is_exact, oom_kills = cgroup.reset_peak(), cgroup.oom_kills()
         self._conduct, given_up = conduct, None
         try:
@@ -189,7 +190,7 @@ class Computer:
 
     def has_changes(self) -> bool:
         """Whether anything was written to disk since the layer was laid."""
-        return layers.has_changes(self.stage_path)
+        return layers.has_changes(self.stage_path, shared=self.workspace.shared is not None)
 
     @property
     def stage_path(self) -> Path:
@@ -247,7 +248,7 @@ class Computer:
         if self.now is None:
             return
         await self._lay_stage()
-        await self._node.stage(self.now.kernel, self.workspace.path, self.stage)
+        await self._mount_stage(self.now.kernel)
         self.thaw()
         restaged = await self.now.kernel.restage(_QUICK_S)
         if restaged is None or await self._holds_committed_files():
@@ -288,7 +289,12 @@ class Computer:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
         if self.now is not None and self.has_changes():
             await self._lay_stage()
-            await self._node.stage(self.now.kernel, self.workspace.path, self.stage)
+            await self._mount_stage(self.now.kernel)
+
+    async def _mount_stage(self, kernel: Kernel) -> None:
+        workspace = self.workspace
+        guest = self.ids.file_owner
+        await self._node.stage(kernel, workspace.path, self.stage, shared=workspace.shared, guest=guest)
 
     def _guards(self) -> list[Guard]:
         assert self.now is not None

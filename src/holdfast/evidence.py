@@ -49,14 +49,19 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What the digest of the file's text must be, and the file; "" stands for the last receipt's."""
     files: Path
     """The directory that stands for /mnt/data."""
+    shared: bool = False
+    """It is the user's own: what counts in it is what `census` counts."""
     session: str = ""
     """Empty: whichever the first receipt names."""
     store: Store | None = None
     """The journal, where there is one."""
 
 
-def from_home(store: Store, session: str, home: Path, *, public: PublicKey | None = None) -> Evidence:
-    """A session in a home. The store may be read-only, beside the home's owner."""
+def from_home(
+    store: Store, session: str, home: Path, *, public: PublicKey | None = None, shared: Path | None = None
+) -> Evidence:
+    """A session in a home. The store may be read-only, beside the home's owner. `shared` is the user's directory
+    whose home it is, if it is one's."""
     if store.session(session) is None:
         known = ", ".join(row.id for row in store.sessions()[-5:]) or "none"
         raise SessionUnknown(f"{home} has no session {session!r}", hint=f"the latest in this home: {known}")
@@ -66,7 +71,8 @@ def from_home(store: Store, session: str, home: Path, *, public: PublicKey | Non
         public=public or read_key(home / "keys" / signing.PUBLIC),
         receipts=_from_store(store, session),
         manifests=[(path.name, path) for path in texts],
-        files=directory / "files" / "data",
+        files=shared or directory / "files" / "data",
+        shared=shared is not None,
         session=session,
         store=store,
     )

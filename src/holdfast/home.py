@@ -4,31 +4,45 @@
     epoch       counts owners: what a former one left behind carries a lower number
     id          names this home towards the outside (cgroups), for ever
     journal.sqlite3   every run of every session
-    keys/       what receipts are signed with; no guest ever sees it
+    keys/       what receipts are signed with, and the hashes of API keys; no guest ever sees it
     sessions/   one directory per session
     envs/       the guests' environments
     logs/       what zygotes printed
     root/       empty; zygotes build the guests' root on it, each in a mount namespace of its own
 
+A directory of the user's that jobs run in (`acquire_shared`) has a small home of its own in its `.holdfast`, with the
+journal and the sessions' directories; keys and environments stay in the user's home.
+
 Whoever holds the lock may sweep: no live owner holds what is there. The lock falls with the owner, also by SIGKILL.
 """
 
+import errno
 import fcntl
 import os
+import pwd
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import HomeBusy, InvalidSetting
+from holdfast.resources.workspace import Workspace
 
-_DIRECTORIES = ("sessions", "envs", "logs", "root")
+HIDDEN = ".holdfast"
+_SHARED_DIRECTORIES = ("sessions", "logs", "root")
+_DIRECTORIES = (*_SHARED_DIRECTORIES, "envs")
+_OTHER_HOME = "end that process, or use another home: HOLDFAST_HOME=… or home=…"
 
 
 class Home:
     """An owned home. `release` gives it up."""
 
-    def __init__(self, path: Path, lock_fd: int) -> None:
+    def __init__(self, path: Path, lock_fd: int, *, shared: Path | None = None, parent: Path | None = None) -> None:
         self.path = path
+        self.shared = shared
+        """The directory of the user's that is the sessions' /mnt/data; None: each has one of its own."""
+        self.parent = parent or path
+        """Where keys and environments are."""
         self._lock_fd = lock_fd
         self.id = _read_or_make(path / "id", lambda: secrets.token_hex(4))
         self.epoch = int(_read_or_make(path / "epoch", lambda: "0")) + 1
@@ -40,6 +54,9 @@ class Home:
     def sessions(self) -> Path:
         return self.path / "sessions"
 
+    def workspace(self, session: str) -> Workspace:
+        return Workspace(self.sessions / session, shared=self.shared)
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"
@@ -50,7 +67,7 @@ class Home:
 
     @property
     def keys(self) -> Path:
-        return self.path / "keys"
+        return self.parent / "keys"
 
     @property
     def root(self) -> Path:
@@ -69,25 +86,70 @@ def acquire(path: Path) -> Home:
     """Become the owner of a home, making it if need be."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
-        for name in _DIRECTORIES:
-            (path / name).mkdir(exist_ok=True, mode=0o755)
-        lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return Home(path, _own(path, _DIRECTORIES, hint=_OTHER_HOME))
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
         ) from error
+
+
+def acquire_shared(directory: Path, parent: Path) -> Home:
+    """Become the one who runs jobs in a directory of the user's, whose home is `parent`."""
+    refuse_unfit(directory, parent)
+    path = directory / HIDDEN
+    try:
+        path.mkdir(exist_ok=True, mode=0o700)
+        if path.is_symlink():  # somebody else's idea of where our journal is
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+        lock = _own(path, _SHARED_DIRECTORIES, hint="wait for it, or end that process")
+        (path / ".gitignore").write_text("*\n")
+        return Home(path, lock, shared=directory, parent=parent)
+    except OSError as error:
+        raise InvalidSetting(
+            f"{path} cannot be written: {error.strerror}",
+            hint="run the job in a directory of your own: --workspace DIR",
+        ) from error
+
+
+def refuse_unfit(directory: Path, home: Path) -> None:
+    """Directories whose every file a job could change, and that nobody means."""
+    why = (
+        "it is all there is" if directory == Path("/")
+        else "it is your home directory" if directory in _users_homes()
+        else "Holdfast's own home is in it" if home.resolve().is_relative_to(directory)
+        else "it is in Holdfast's own home" if directory.is_relative_to(home.resolve())
+        else f"it is in {HIDDEN}, which is Holdfast's own" if HIDDEN in directory.parts
+        else "its name is no text" if os.fsencode(directory).decode(errors="replace") != str(directory)
+        else ""
+    )  # fmt: skip
+    if why:
+        raise InvalidSetting(
+            f"{directory} cannot be a workspace: {why}", hint="name another: cd there, or --workspace DIR"
+        )
+
+
+def _users_homes() -> set[Path]:
+    """By the environment, and by the system's own list, which need not know everybody."""
+    named = [os.environ["HOME"]] if os.environ.get("HOME") else []
+    with suppress(KeyError):
+        named.append(pwd.getpwuid(os.geteuid()).pw_dir)
+    return {Path(name).resolve() for name in named}
+
+
+def _own(path: Path, directories: Iterable[str], *, hint: str) -> int:
+    """The lock, held."""
+    for name in directories:
+        (path / name).mkdir(exist_ok=True, mode=0o755)
+    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(lock_fd, 64, 0).decode(errors="replace").strip() or "another process"
         os.close(lock_fd)
-        raise HomeBusy(
-            f"{path} is in use by {owner}",
-            hint="end that process, or use another home: HOLDFAST_HOME=… or home=…",
-        ) from None
+        raise HomeBusy(f"{path} is in use by {owner}", hint=hint) from None
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, f"process {os.getpid()}\n".encode(), 0)
-    return Home(path, lock_fd)
+    return lock_fd
 
 
 def _read_or_make(path: Path, make: Callable[[], str]) -> str:

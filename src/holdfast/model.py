@@ -220,6 +220,10 @@ class Displayed(Noun, frozen=True, tag="displayed"):
     display: Display
     update: bool = False
     """Replaces the earlier display of the same `display_id`."""
+    result: bool = False
+    """The value of the last expression."""
+    run: str = ""
+    """Whose it is: the id that the receipt will name."""
 
 
 class DisplaysCleared(Noun, frozen=True, tag="displays_cleared"):

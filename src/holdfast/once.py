@@ -112,8 +112,8 @@ def claim(planned: Planned) -> list[PutKey]:
 
 
 def encode(run: Run, request: RunRequest) -> bytes:
-    """The answer, for whoever asks again; nothing for a run without a key."""
-    if request.key is None:
+    """The answer, for whoever asks again; nothing for a run without a key, unless it is a job's (`jobs`)."""
+    if request.key is None and request.script is None:
         return b""
     size = sum(len(value) for display in run.displays for value in display.data.values())
     if size > _RESULT_BYTES:

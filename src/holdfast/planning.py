@@ -10,6 +10,7 @@ from holdfast import cards, expectations, preflight
 from holdfast.books import Books
 from holdfast.config import Limits
 from holdfast.expectations import Expected
+from holdfast.kernel.wire import Script
 from holdfast.model import Mode, Preflight
 from holdfast.paths import to_text
 from holdfast.records import Finding, Flow, Input, RunCard
@@ -37,6 +38,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """State the caller believes in; we never run on another."""
     rehearse: bool = False
     preflight: Preflight | None = None
+    silent: bool = False
+    script: Script | None = None
+    """It is a file that is run, and not a cell."""
     run: str = ""
     """The id of a plan that was made before."""
 
@@ -44,6 +48,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Of all that makes two requests with one key the same."""
         outputs = [msgspec.json.encode(expected).decode() for expected in self.outputs]
         same = [self.kind, self.code, *self.inputs, "", *outputs, "", *self.asserts]
+        same += ["", self.script.file, *self.script.arguments] if self.script else []
         return hashlib.sha256(msgspec.msgpack.encode(same)).hexdigest()
 
 
@@ -78,6 +83,7 @@ def plan(
             "memory_bytes": limits.memory_bytes, "timeout_s": request.timeout_s, "disk_bytes": limits.disk_bytes,
         },
         environment=environment,
+        arguments=request.script.arguments if request.script else [],
     )  # fmt: skip
 
 
@@ -106,9 +112,12 @@ def _findings(books: Books, request: RunRequest) -> list[Finding]:
     if request.kind != "cell":
         return []
     state = books.state
-    return preflight.examine(
-        request.code, live=state.live(), past=state.names, losses=books.losses, generation=state.generation
+    live = {**state.live(), **({"__file__": ("str", "")} if request.script else {})}
+    found = preflight.examine(
+        request.code, live=live, past=state.names, losses=books.losses, generation=state.generation
     )
+    as_cells = request.script is not None and request.script.cells is not None
+    return [finding for finding in found if not (as_cells and finding.code == "syntax")]  # cells are no one text
 
 
 def _inputs(state: State, paths: list[str]) -> list[Input]:

@@ -104,6 +104,8 @@ class RunCard(Noun, frozen=True, kw_only=True):
     limits: dict[str, int | float] = {}
     environment: str = ""
     """Fingerprint of the guests' Python environment."""
+    arguments: list[str] = []
+    """Of a script: what its `sys.argv` holds behind its name."""
 
 
 # -- the journal's records, in the order of a run (`protocol.NEXT`) ----------------------------------------------
@@ -120,7 +122,7 @@ class Record(Noun, frozen=True, kw_only=True, tag=True):
 class Planned(Record, frozen=True, kw_only=True):
     card: RunCard
     code: str
-    kind: Literal["cell", "command", "write", "restore"] = "cell"
+    kind: Literal["cell", "command", "write", "restore", "outside"] = "cell"
     request_sha256: str = ""
     """Digest of all that makes two requests with one key the same: code, inputs, outputs."""
 

@@ -70,4 +70,4 @@ class Savepoints:
         try:
             return open_file(self._computer.stage_path / "data", path)
         except (FileUnknown, FileNotFoundError):  # nothing was written to that layer yet
-            return open_file(self._computer.workspace.files / "data", path)
+            return open_file(self._computer.workspace.files.area("data"), path)

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast import durable, manifest
 from holdfast.books import Books
+from holdfast.errors import DiskFailed
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Executed, Planned, Saved, Settled, Verified
@@ -80,6 +81,7 @@ async def settle(
     else:
         settlement = await _roll_back(books, told, reason=reason, blame=blame, result=result)
     del books.open[run]
+    books.tell(settlement.settled)
     return settlement
 
 
@@ -90,7 +92,8 @@ async def settle_open(books: Books) -> None:
 
 
 async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, result: bytes = b"") -> Settlement:
-    """A run that changed no file has nothing to publish: its last records are one write."""
+    """A run that changed no file, or that found its changes in place, has nothing to publish: its last records are one
+    write."""
     told = story([*books.open[verified.run], verified])
     after = state_after(books.state, verified)
     receipt = seal(verified.receipt, books.key)
@@ -98,10 +101,11 @@ async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, 
     await books.journal.append(
         *books.note(*records, verified, settled),
         *results(books, verified.run, result),
-        *_writes(books, told.planned, after, receipt, changes=[], names=verified.names),
+        *_writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names),
     )
     books.adopt(sealed(after, receipt.sha256))
     del books.open[verified.run]
+    books.tell(settled)
     return Settlement(settled=settled, receipt=receipt)
 
 
@@ -128,7 +132,17 @@ def _publish_files(books: Books, verified: Verified, after: State, *, redo: bool
     workspace = books.workspace
     stage = workspace.stage_path(verified.stage)
     crashpoint("settle.publish.before")
-    publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
+    try:
+        publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
+    except OSError as error:
+        if workspace.shared is None:
+            raise
+        # Somebody else's doing: a mode, a mount, a directory that was moved. Nothing is lost; it can be tried again.
+        raise DiskFailed(
+            f"what was verified cannot be put into {workspace.shared}: {error}",
+            hint="make room for it there, and run any holdfast command in it again: it finishes what was begun",
+        ) from error
+    workspace.census = None  # as it was before this
     crashpoint("settle.published")
     write_manifest(books, after)
     crashpoint("settle.manifest.written")

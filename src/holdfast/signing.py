@@ -6,9 +6,12 @@
 3. A key's id is the one that securesystemslib computes by default, so that its verifiers find the key by themselves.
 """
 
+import fcntl
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -66,9 +69,10 @@ class SigningKey:
     def load_or_create(cls, directory: Path) -> "SigningKey":
         """The home's key; `directory` is made if need be."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = cls._load(directory) or cls._create(directory)
-        if _read(directory / PUBLIC) != found.public_pem:  # also if a crash came between the two writes
-            durable.write_file(directory / PUBLIC, found.public_pem, mode=0o644)
+        with _alone(directory):
+            found = cls._load(directory) or cls._create(directory)
+            if _read(directory / PUBLIC) != found.public_pem:  # also if a crash came between the two writes
+                durable.write_file(directory / PUBLIC, found.public_pem, mode=0o644)
         return found
 
     @classmethod
@@ -109,6 +113,14 @@ class SigningKey:
     def sign(self, data: bytes) -> bytes:
         """Deterministic: the same data has the same signature."""
         return self._key.sign(data)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Jobs in several directories share the keys of one home, and none of them owns it."""
+    with durable.closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def _read(path: Path, *, private: bool = False) -> bytes | None:

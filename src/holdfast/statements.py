@@ -24,7 +24,7 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://holdfast.dev/receipt/v1"
 MANIFEST_NAME = "manifest-sha256.txt"
 
-RunKind = Literal["cell", "command", "write", "restore", "savepoint"]
+RunKind = Literal["cell", "command", "write", "restore", "savepoint", "outside"]
 """What the receipt is for; `savepoint`: the files that a run saved on its way, whatever became of the rest."""
 
 

@@ -126,7 +126,9 @@ class _Transaction:
         request = (
             wire.Shell(turn=turn, command=code)
             if self.request.kind == "command"
-            else wire.Execute(turn=turn, code=code, stdin=ask is not None)
+            else wire.Execute(
+                turn=turn, code=code, stdin=ask is not None, silent=self.request.silent, script=self.request.script
+            )
         )
         return await self.computer.execute(
             self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save
@@ -234,6 +236,7 @@ class _Transaction:
         stage = self.computer.stage_path
         kept = databases(stage, changes)
         let_go(stage, changes, but=kept)
+        self.computer.workspace.hand_over(self.computer.stage)
         prepare(stage, changes)
         return kept
 
@@ -361,7 +364,8 @@ def _card(session: LiveSession, request: RunRequest, *, run: str, attempt: int) 
 
 def _refuse_nonsense(session: LiveSession, request: RunRequest) -> None:
     columns = [column for expected in request.outputs for column in expected.columns]
-    for text in (request.code, request.goal, request.key or "", *request.asserts, *columns):
+    script = [request.script.file, *request.script.arguments] if request.script else []
+    for text in (request.code, request.goal, request.key or "", *request.asserts, *columns, *script):
         check_text(text)
     if len(request.code.encode()) > session.limits.code_bytes:
         raise InvalidSetting(

@@ -44,7 +44,7 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
     if not answered:
         return Verdict(checks=probed, answered=False)
     if not computer.has_changes():
-        return Verdict(checks=[*_compare(books, request, card, []), *probed])
+        return Verdict(checks=[*_compare(books, request, card, []), *await _disturbances(books, card, []), *probed])
     if not await computer.hold():
         return Verdict(checks=[Check(name="files", ok=False, detail="a process that does not stop may still write")])
     kernel = computer.kernel.pid  # strays are dead, and its snapshot sleeps
@@ -53,7 +53,17 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
         changes = await changes_of(books, computer)
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
-    return Verdict(changes=changes, checks=[*mapped, *_compare(books, request, card, changes), *probed])
+    disturbed = await _disturbances(books, card, changes)
+    return Verdict(changes=changes, checks=[*mapped, *_compare(books, request, card, changes), *disturbed, *probed])
+
+
+async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> list[Check]:
+    """What others changed meanwhile in a directory that is shared."""
+    census = books.workspace.census
+    if census is None:
+        return []
+    disturbed = await books.in_thread(census.disturbed)
+    return checks.from_disturbances(disturbed, changes=changes, inputs=card.inputs)
 
 
 async def changes_of(books: Books, computer: Computer) -> list[Change]:

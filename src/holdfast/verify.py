@@ -30,7 +30,7 @@ from holdfast import ckpt, durable, manifest, paths, receipts
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
 from holdfast.evidence import Evidence, Stored, from_home
 from holdfast.records import AnyRecord, Change, FileEntry, Saved, Settled, Verified
-from holdfast.resources import descent, hashing
+from holdfast.resources import census, descent, hashing
 from holdfast.signing import PublicKey
 from holdfast.statements import RunFacts, parse_statement
 from holdfast.store.rows import SessionRow
@@ -75,12 +75,14 @@ def check(evidence: Evidence) -> Report:
     return checker.report()
 
 
-def check_in_home(store: Store, session: str, home: Path, *, public: PublicKey | None = None) -> Report:
+def check_in_home(
+    store: Store, session: str, home: Path, *, public: PublicKey | None = None, shared: Path | None = None
+) -> Report:
     """The home's owner may be at work beside us: what is wrong counts only if the session did not move meanwhile."""
     for _ in range(_ATTEMPTS):
         before = _place(store, session)
         with store.view():
-            report = check(from_home(store, session, home, public=public))
+            report = check(from_home(store, session, home, public=public, shared=shared))
         if report.ok or _place(store, session) == before:
             break
     return report
@@ -190,6 +192,10 @@ class _Checker:
     def _found(self) -> Iterator[tuple[str, str, int]]:
         """Every regular file, with its SHA-256 and bytes."""
         if not self._evidence.files.is_dir():
+            return
+        if self._evidence.shared:
+            for entry in census.take(self._evidence.files).files.values():
+                yield entry.path, entry.sha256, entry.bytes
             return
         with descent.Cursor(self._evidence.files) as cursor:
             for parts, status in cursor.walk():

@@ -147,7 +147,7 @@ def test_a_copy_replaces_a_link_and_not_what_it_points_to(blobs: LocalBlobs, fil
 
 @root_only
 def test_a_copy_belongs_to_whom_it_is_for(blobs: LocalBlobs, files: Path, files_fd: int) -> None:
-    blobs.copy_to(blobs.put_bytes(b"new"), files_fd, "a", mode=0o6755, owner=65534)
+    blobs.copy_to(blobs.put_bytes(b"new"), files_fd, "a", mode=0o6755, owner=(65534, 65534))
 
     status = (files / "a").stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o6755)

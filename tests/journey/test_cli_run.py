@@ -1,20 +1,42 @@
-"""`holdfast run` and what goes with it, as people use them: real processes, one home."""
+"""`holdfast run` and what goes with it, as people use them: real processes, real directories."""
 
 import hashlib
 import json
 import os
+import pty
 import signal
+import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.conftest import lean as lean
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
 Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
-JOB = "# Count the tides\nopen('tides.csv', 'w').write('high,low\\n')\nprint('counted')\n"
+JOB = """
+# Count the tides
+import os, sys
+print(sys.argv, __name__, __file__, os.getcwd())
+tides = open("tides.csv").read()
+os.makedirs("out", exist_ok=True)
+open("out/count.txt", "w").write(str(len(tides.split())))
+late = open("late.txt", "w")
+late.write("never closed")
+if os.path.exists("old.txt"):
+    os.remove("old.txt")
+"""
+CHANGES = """
+import os
+for number in range(4):
+    open(f"new-{number}.txt", "w").write(f"{number}\\n")
+open("tides.csv", "w").write("changed\\n")
+os.remove("old.txt")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,105 +49,282 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def holdfast(home: Path) -> Holdfast:
-    def run(*arguments: str | Path, **more: Any) -> "subprocess.CompletedProcess[str]":
-        environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"}
+def directory(tmp_path: Path) -> Path:
+    """A directory of the user's, with some files."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "tides.csv").write_text("high low\n")
+    (directory / "tides.csv").chmod(0o600)
+    (directory / "old.txt").write_text("old\n")
+    return directory
+
+
+@pytest.fixture
+def holdfast(home: Path, directory: Path, lean: Path) -> Holdfast:
+    def run(command: str, *arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> Any:
+        environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"} | (env or {})
+        lightly = ["--env", str(lean)] if command == "run" else []
         return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            capture_output=True, text=True, env=environment, timeout=100, check=False, **more,
+            [*COMMAND, command, *lightly, *map(str, arguments)],
+            capture_output=True, text=True, env=environment, timeout=100, check=False, cwd=directory, **more,
         )  # fmt: skip
 
     return run
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Callable[[str], Path]:
-    def write(code: str) -> Path:
-        path = tmp_path / "job.py"
-        path.write_text(code)
-        return path
-
-    return write
+def files(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and ".holdfast" not in path.parts
+    }
 
 
-@pytest.fixture(scope="module")
-def kept(home: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A session that has one committed run, with the key `tides`."""
-    path = tmp_path_factory.mktemp("kept") / "job.py"
-    path.write_text(JOB)
-    done = subprocess.run(
-        [*COMMAND, "run", str(path), "--json", "--keep", "--key", "tides", "--output", "tides.csv"],
-        capture_output=True, text=True, env=os.environ | {"HOLDFAST_HOME": str(home)}, timeout=100, check=True,
-    )  # fmt: skip
-    session: str = json.loads(done.stdout)["session"]
-    return session
+def job(directory: Path, code: str, name: str = "job.py") -> str:
+    (directory / name).write_text(code)
+    return name
 
 
-def test_the_card_comes_first_and_the_outcome_last(holdfast: Holdfast, job: Callable[[str], Path]) -> None:
-    done = holdfast("run", job(JOB), "--output", "tides.csv")
+def test_a_job_changes_the_directory_all_at_once_and_only_once(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, JOB)
 
-    sha256 = hashlib.sha256(b"high,low\n").hexdigest()
-    assert (done.returncode, done.stdout) == (0, "counted\n")
+    done = holdfast("run", "job.py", "2024", "--in", "tides.csv", "--out", "out/*.txt", "--", "--fast")
+    again = holdfast("run", "job.py", "2024", "--fast", "--json", "--", "--fast")
+    repeated = holdfast("run", "job.py", "2024", "--", "--fast")
+    forced = holdfast("run", "job.py", "2024", "--force", "--json", "--", "--fast")
+
+    sha256 = hashlib.sha256(b"2").hexdigest()
+    said = "['/mnt/data/job.py', '2024', '--fast'] __main__ /mnt/data/job.py /mnt/data\n"
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
     assert done.stderr.startswith("Run Card run_")
     assert "goal     Count the tides" in done.stderr
-    assert f"added    tides.csv · 9 bytes · sha256 {sha256}" in done.stderr
-    assert done.stderr.index("\ncommitted · version 1") < done.stderr.index("\nstate    CKPT-")
-    assert "receipt  1 · sha256 " in done.stderr
-    assert "its files with it; --keep keeps them" in done.stderr
+    assert "inputs   tides.csv (9 bytes, " in done.stderr
+    assert "found    3 files in the directory: job.py, old.txt, tides.csv" in done.stderr
+    assert f"added    out/count.txt · 1 bytes · sha256 {sha256}" in done.stderr
+    assert "removed  old.txt" in done.stderr
+    assert done.stderr.index("\ncommitted · version 2") < done.stderr.index("\nstate    CKPT-")
+    assert files(directory) == {
+        "job.py": JOB, "late.txt": "never closed", "out/count.txt": "2", "tides.csv": "high low\n",
+    }  # fmt: skip
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in directory.rglob("*")}
+    assert owners == {(directory.stat().st_uid, directory.stat().st_gid)}
+    assert stat.S_IMODE((directory / "tides.csv").stat().st_mode) == 0o600
+    assert again.returncode == 2
+    assert repeated.stdout == said
+    assert "already committed by run_" in repeated.stderr
+    assert "receipt  2 · " in repeated.stderr
+    assert (json.loads(forced.stdout)["version"], json.loads(forced.stdout)["replayed"]) == (3, False)
 
 
-def test_a_job_that_fails_leaves_nothing_and_says_what_to_do(
-    holdfast: Holdfast, job: Callable[[str], Path], kept: str
+def test_a_job_that_fails_leaves_the_directory_untouched_and_says_what_to_do(
+    holdfast: Holdfast, directory: Path
 ) -> None:
-    done = holdfast("run", job("open('half.csv', 'w').write('a,b')\n1 / 0"), "--session", kept)
+    job(directory, f"{CHANGES}\ndef divide(): return 1 / 0\ndivide()")
+    before = files(directory)
+    inodes = {path: path.stat().st_ino for path in directory.iterdir() if path.is_file()}
+
+    done = holdfast("run", "job.py")
 
     assert done.returncode == 1
+    assert 'File "/mnt/data/job.py", line 8, in divide' in done.stderr
     assert "ZeroDivisionError: division by zero" in done.stderr
     assert "rolled_back · version 1" in done.stderr
-    assert "Files: as committed at version 1" in done.stderr
+    assert "Taken back: " in done.stderr
     assert "Next: change the code" in done.stderr
+    assert files(directory) == before
+    assert {path: path.stat().st_ino for path in inodes} == inodes
 
 
-def test_an_output_that_was_declared_and_not_made_is_1(holdfast: Holdfast, job: Callable[[str], Path]) -> None:
-    done = holdfast("run", job("print('nothing to see')"), "--output", "tides.csv", "--json")
+def test_an_output_that_was_declared_and_not_made_is_1(holdfast: Holdfast, directory: Path) -> None:
+    done = holdfast("run", job(directory, "open('tide.csv', 'w').write('x')"), "--out", "sums/*.csv", "--json")
     run = json.loads(done.stdout)
 
     assert done.returncode == 1
     assert (run["status"], run["error"]["code"]) == ("rolled_back", "verification")
     assert run["recovery"]["steps"][0]["action"] == "change"
+    assert not (directory / "tide.csv").exists()
 
 
-def test_a_key_runs_once_also_in_another_process(holdfast: Holdfast, job: Callable[[str], Path], kept: str) -> None:
-    again = holdfast("run", job(JOB), "--session", kept, "--key", "tides", "--output", "tides.csv")
-    other = holdfast("run", job("1"), "--session", kept, "--key", "tides")
+def test_a_rehearsal_says_what_would_change_and_changes_nothing(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, CHANGES)
+    before = files(directory)
 
-    assert (again.returncode, again.stdout) == (0, "counted\n")
-    assert "nothing was executed" in again.stderr
-    assert "receipt  1 · " in again.stderr
-    assert other.returncode == 3
-    assert "[key_reused]" in other.stderr
+    done = holdfast("run", "job.py", "--rehearse")
+
+    assert done.returncode == 0
+    assert "would be removed  old.txt" in done.stderr
+    assert "would be added    new-0.txt" in done.stderr
+    assert files(directory) == before
 
 
-def test_a_deadline_is_124(holdfast: Holdfast, job: Callable[[str], Path]) -> None:
-    done = holdfast("run", job("while True: pass"), "--timeout", "1s")
+def test_a_notebook_is_one_run_and_says_which_cell_failed(holdfast: Holdfast, directory: Path) -> None:
+    cells = [
+        "tides = open('tides.csv').read()",
+        "open('new.txt', 'w').write(tides)\nlen(tides)",
+        "%%bash\necho from bash",
+    ]
+    (directory / "good.ipynb").write_text(notebook(*cells))
+    (directory / "bad.ipynb").write_text(notebook(*cells, "open('half.txt', 'w').write('x')", "tides.nothing", "1"))
+
+    good = holdfast("run", "good.ipynb")
+    bad = holdfast("run", "bad.ipynb")
+
+    assert (good.returncode, good.stdout) == (0, "9\nfrom bash\n"), good.stderr
+    assert (directory / "new.txt").read_text() == "high low\n"
+    assert bad.returncode == 1
+    assert "In code cell 5 of 6:" in bad.stderr
+    assert "AttributeError: 'str' object has no attribute 'nothing'" in bad.stderr
+    assert not (directory / "half.txt").exists()
+
+
+def notebook(*cells: str) -> str:
+    told = [{"cell_type": "code", "source": cell, "metadata": {}, "outputs": []} for cell in cells]
+    text = {"cell_type": "markdown", "source": ["# Tides"], "metadata": {}}
+    return json.dumps({"cells": [text, *told], "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4})
+
+
+def test_threads_and_exit_handlers_end_as_in_a_process(holdfast: Holdfast, directory: Path) -> None:
+    job(
+        directory,
+        """
+import atexit, concurrent.futures, threading, time
+def write(name):
+    time.sleep(0.2)
+    open(name, "w").write("done")
+atexit.register(write, "atexit.txt")
+threading.Thread(target=write, args=["thread.txt"]).start()
+concurrent.futures.ThreadPoolExecutor().submit(write, "pool.txt")
+""",
+    )
+
+    done = holdfast("run", "job.py", "--json")
+
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["strays"] == []
+    assert {path.name for path in directory.glob("*.txt")} == {"atexit.txt", "thread.txt", "pool.txt", "old.txt"}
+
+
+def test_what_somebody_else_changes_meanwhile_is_not_overwritten(home: Path, directory: Path, lean: Path) -> None:
+    job(
+        directory,
+        """
+print("ready", flush=True)
+while open("tides.csv").read() == "high low\\n":
+    pass
+open("tides.csv", "w").write("the job's\\n")
+open("new.txt", "w").write("new\\n")
+""",
+    )
+    with running(home, directory, lean) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        (directory / "tides.csv").write_text("the user's\n")
+        _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "changed by somebody else while it ran: tides.csv" in told
+    assert (directory / "tides.csv").read_text() == "the user's\n"
+    assert not (directory / "new.txt").exists()
+
+
+def running(home: Path, directory: Path, env: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, "run", "job.py", "--env", env],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory,
+        env=os.environ | {"HOLDFAST_HOME": str(home)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "finisher"), [("publish.renamed:2", "run"), ("settle.published", "verify")])
+def test_what_a_killed_job_had_begun_to_publish_is_finished_by_the_next_command(
+    holdfast: Holdfast, directory: Path, point: str, finisher: str
+) -> None:
+    job(directory, CHANGES)
+
+    killed = holdfast("run", "job.py", env={"HOLDFAST_CRASH_AT": point})
+    left = files(directory)
+    finished = holdfast(*(["run", "job.py", "--json"] if finisher == "run" else ["verify"]))
+    verified = holdfast("verify", "--json")
+
+    whole = {"job.py": CHANGES, "tides.csv": "changed\n", **{f"new-{n}.txt": f"{n}\n" for n in range(4)}}
+    assert killed.returncode == -signal.SIGKILL
+    assert (left == whole) == (point == "settle.published"), "it was killed in the middle"
+    assert finished.returncode == 0, finished.stderr
+    assert finisher == "verify" or json.loads(finished.stdout)["replayed"]
+    assert files(directory) == whole
+    assert json.loads(verified.stdout)["ok"]
+    assert list(directory.glob(".holdfast/sessions/*/stages/*")) == []
+    home_id = (directory / ".holdfast/id").read_text().strip()
+    assert list(Path("/sys/fs/cgroup").glob(f"*/holdfast*/{home_id}/*")) == [], "and nothing of it is left frozen"
+
+
+def test_a_file_that_was_changed_since_is_named_by_verify_and_taken_in_by_the_next_job(
+    holdfast: Holdfast, directory: Path
+) -> None:
+    job(directory, "print(open('tides.csv').read())")
+    holdfast("run", "job.py")
+    (directory / "tides.csv").write_text("tampered\n")
+
+    wrong = holdfast("verify")
+    done = holdfast("run", "job.py")
+    right = holdfast("verify")
+
+    assert (wrong.returncode, done.returncode, right.returncode) == (1, 0, 0)
+    assert "tides.csv" in wrong.stdout
+    assert "1 file changed since the last job, and taken in: tides.csv" in done.stderr
+    assert done.stdout == "tampered\n\n"
+
+
+def test_on_a_terminal_a_line_shows_time_and_memory(home: Path, directory: Path, lean: Path) -> None:
+    job(directory, "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('over')")
+    screen, terminal = pty.openpty()
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.extend(read_all(screen)))
+    reader.start()
+
+    done = subprocess.run(
+        [*COMMAND, "run", "job.py", "--env", lean],
+        stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, cwd=directory, timeout=100, check=False,
+        env=os.environ | {"HOLDFAST_HOME": str(home)},
+    )  # fmt: skip
+    os.close(terminal)
+    reader.join()
+    os.close(screen)
+
+    told = b"".join(seen).decode()
+    assert done.returncode == 0, told
+    assert " of 1,024 MiB" in told
+    assert "begun\r\n" in told
+    assert told.index("begun") < told.index(" of 1,024 MiB") < told.index("over") < told.index("committed")
+
+
+def read_all(terminal: int) -> list[bytes]:
+    pieces = []
+    try:
+        while piece := os.read(terminal, 4096):
+            pieces.append(piece)
+    except OSError:  # EIO: the other end is closed
+        pass
+    return pieces
+
+
+def test_a_deadline_is_124(holdfast: Holdfast, directory: Path) -> None:
+    done = holdfast("run", job(directory, "while True: pass"), "--timeout", "1s")
 
     assert done.returncode == 124
     assert "rolled_back" in done.stderr
 
 
-def test_out_of_memory_is_137(holdfast: Holdfast, job: Callable[[str], Path]) -> None:
-    done = holdfast("run", job("x = []\nwhile True: x.append(bytearray(1 << 23))"), "--memory", "128M")
+def test_out_of_memory_is_137(holdfast: Holdfast, directory: Path) -> None:
+    done = holdfast("run", job(directory, "x = []\nwhile True: x.append(bytearray(1 << 23))"), "--memory", "128M")
 
     assert done.returncode == 137
     assert "rolled_back" in done.stderr
 
 
-def test_ctrl_c_rolls_back_and_is_130(home: Path, job: Callable[[str], Path]) -> None:
-    path = job("open('half', 'w').write('x')\nprint('ready', flush=True)\nimport time; time.sleep(60)")
-    environment = os.environ | {"HOLDFAST_HOME": str(home)}
-    with subprocess.Popen(
-        [*COMMAND, "run", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+def test_ctrl_c_rolls_back_and_is_130(home: Path, directory: Path, lean: Path) -> None:
+    job(directory, "open('half', 'w').write('x')\nprint('ready', flush=True)\nimport time; time.sleep(60)")
+    with running(home, directory, lean) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
@@ -133,30 +332,61 @@ def test_ctrl_c_rolls_back_and_is_130(home: Path, job: Callable[[str], Path]) ->
 
     assert process.returncode == 130
     assert "rolled_back" in told
+    assert not (directory / "half").exists()
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(
-    holdfast: Holdfast, job: Callable[[str], Path], kept: str
-) -> None:
-    limits = holdfast("run", job("1"), "--session", kept, "--memory", "2G")
+def test_what_cannot_be_is_refused_before_anything_starts(holdfast: Holdfast, home: Path, directory: Path) -> None:
+    script = directory / job(directory, "1")
+    user = {"HOME": str(directory)}
+    refused = [
+        holdfast("run", script, "--workspace", "/", "--json"),
+        holdfast("run", script, "--json", env=user),
+        holdfast("run", script, "--workspace", home.parent, "--json"),
+    ]
     missing = holdfast("run", "nowhere.py")
-    unknown = holdfast("run", job("1"), "--session", "0000000000", "--json")
 
-    assert (limits.returncode, missing.returncode, unknown.returncode) == (2, 2, 3)
-    assert "--memory is for a new session" in limits.stderr
-    assert json.loads(unknown.stdout)["error"]["code"] == "session_unknown"
+    assert [done.returncode for done in refused] == [3, 3, 3]
+    assert {json.loads(done.stdout)["error"]["code"] for done in refused} == {"invalid_setting"}
+    assert missing.returncode == 2
+    assert not (directory / ".holdfast").exists()
 
 
-def test_sessions_are_listed(holdfast: Holdfast, kept: str, tmp_path: Path) -> None:
-    listed = {one["id"]: one for one in json.loads(holdfast("sessions", "--json").stdout)}
-    shown = holdfast("sessions").stdout
-    nothing = holdfast("sessions", "--home", tmp_path / "new")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs jobs in other people's directories")
+def test_root_leaves_files_to_whom_the_directory_belongs(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, "import os\nopen('tides.csv', 'a').write('x')\nopen('theirs', 'a').write('x')\nos.makedirs('d/e')")
+    (directory / "theirs").write_text("theirs")
+    (directory / "theirs").chmod(0o666)
+    for path in (directory, *directory.iterdir()):
+        os.chown(path, 61_234, 61_235)
+    os.chown(directory / "theirs", 61_236, 61_236)
 
-    assert listed.keys() == {kept}, "those that were not kept are gone"
-    assert (listed[kept]["version"], listed[kept]["halted"]) == (1, "")
-    assert listed[kept]["ckpt"] in shown
-    assert nothing.stdout.startswith("no session is kept in ")
-    assert not (tmp_path / "new").exists()
+    done = holdfast("run", "job.py")
+
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in directory.rglob("*")}
+    assert done.returncode == 0, done.stderr
+    assert [owners[name] for name in ("tides.csv", "theirs", "d", "e")] == [
+        (61_234, 61_235), (61_236, 61_236), (61_234, 61_235), (61_234, 61_235),
+    ]  # fmt: skip
+
+
+# -- kept sessions -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(home: Path) -> str:
+    """A session that has one committed run."""
+    program = """if True:
+        from holdfast import Session
+        s = Session()
+        s.write("tides.csv", "high,low\\n")
+        print(s.id)
+        s.close(keep=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, env=os.environ | {"HOLDFAST_HOME": str(home)}, timeout=100, check=True,
+    )  # fmt: skip
+    return done.stdout.strip()
 
 
 def test_a_kept_session_is_verified_and_exported(holdfast: Holdfast, home: Path, kept: str, tmp_path: Path) -> None:

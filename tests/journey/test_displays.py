@@ -5,6 +5,7 @@ import json
 import pytest
 
 from holdfast import Display, Session
+from holdfast.model import Displayed, Output
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SHOW = "from IPython.display import *\n"
@@ -217,3 +218,21 @@ def test_a_hundred_thousand_displays_are_bounded(session: Session) -> None:
     assert len(run.displays) == 1000
     assert run.dropped_displays == 100_001 - 1000
     assert session.generation == 1
+
+
+def test_what_is_shown_and_what_is_printed_stay_in_order(session: Session) -> None:
+    events: list[object] = []
+    session.run("for n in range(100):\n    print(n)\n    display(n)\nprint('end')", on_event=events.append)
+    told = "".join(event.text if isinstance(event, Output) else "." for event in events)
+
+    assert told == "".join(f"{n}\n." for n in range(100)) + "end\n"
+
+
+def test_the_result_is_told_from_what_is_displayed(session: Session) -> None:
+    events: list[object] = []
+    run = session.run("display(1)\n2", on_event=events.append)
+
+    assert [(event.result, event.run) for event in events if isinstance(event, Displayed)] == [
+        (False, run.id),
+        (True, run.id),
+    ]

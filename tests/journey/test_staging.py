@@ -84,7 +84,7 @@ class Staged:
         """The least that can be called a commit: what the stage has more than the files, and another stage."""
         self.cgroup.freeze()
         done = self.workspace.stage_path(self.stage)
-        subprocess.run(["cp", "-a", "--no-preserve=xattr", f"{done}/.", self.workspace.files], check=True)
+        subprocess.run(["cp", "-a", "--no-preserve=xattr", f"{done}/.", self.workspace.files.root], check=True)
         self.mount()
         self.cgroup.thaw()
 
@@ -161,7 +161,7 @@ def test_what_a_cell_writes_lands_in_its_stage_and_not_among_the_committed_files
 
     stage = staged.workspace.stage_path(staged.stage)
     assert sorted(str(p.relative_to(stage)) for p in stage.rglob("*") if p.is_file()) == ["data/a", "home/c", "tmp/b"]
-    assert [p for p in staged.workspace.files.rglob("*") if p.is_file()] == []
+    assert [p for p in staged.workspace.files.root.rglob("*") if p.is_file()] == []
 
 
 def test_a_cell_that_writes_nothing_leaves_its_stage_empty(staged: Staged) -> None:
@@ -249,7 +249,7 @@ def test_an_open_file_goes_on_where_it_was(staged: Staged) -> None:
     assert staged.tell() == []
 
     assert staged.run("print(f.read()); g.write(d); g.close(); print(open('log').read())") == "e\n\none\ntwo"
-    assert (staged.workspace.files / "data/log").read_text() == "one\n"
+    assert (staged.workspace.files.root / "data/log").read_text() == "one\n"
     assert (staged.workspace.stage_path(staged.stage) / "data/log").read_text() == "one\ntwo"
 
 
@@ -307,8 +307,8 @@ def test_a_file_that_is_not_on_the_new_stage_is_named(staged: Staged) -> None:
 
 def test_a_fifo_in_place_of_a_file_holds_nobody_up(staged: Staged) -> None:
     staged.run("f = open('f', 'w')")
-    os.mkfifo(staged.workspace.files / "data/f", 0o666)
-    (staged.workspace.files / "data/f").chmod(0o666)
+    os.mkfifo(staged.workspace.files.root / "data/f", 0o666)
+    (staged.workspace.files.root / "data/f").chmod(0o666)
     (words,) = staged.restage()
 
     assert "another kind of file" in words or "No such device" in words

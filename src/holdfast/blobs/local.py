@@ -49,14 +49,14 @@ class LocalBlobs:
         except FileNotFoundError:
             raise _halted(f"blob {sha256} is missing") from None
 
-    def copy_to(self, sha256: str, dir_fd: int, name: str | bytes, *, mode: int, owner: int | None) -> None:
+    def copy_to(self, sha256: str, dir_fd: int, name: str | bytes, *, mode: int, owner: tuple[int, int] | None) -> None:
         """A new file of these bytes, in place of whatever file had the name. Whole and checked, but not yet synced."""
         with self.open(sha256) as source, durable.temporary(dir_fd) as (file, temporary):
             found, _ = _copy(source, file)
             if found != sha256:
                 raise _halted(f"blob {sha256} holds other bytes: their SHA-256 is {found}")
             if owner is not None:
-                os.fchown(file, owner, owner)
+                os.fchown(file, *owner)
             os.fchmod(file, mode)  # after the owner: a change of that one clears bits
             durable.rename(temporary, name, src_dir=dir_fd, dst_dir=dir_fd)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable, evidence, manifest, paths, verify
+from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
-from holdfast.config import default_home
 from holdfast.errors import FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.records import FileEntry
 from holdfast.resources import descent
@@ -30,8 +30,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def export(session: str, directory: Path, *, home: Path | None = None, as_json: bool = False) -> int:
     """Write a session to a new directory; 0, or the error says what is in the way."""
-    where = default_home() if home is None else home.expanduser().absolute()
-    report = write_export(session, directory.expanduser(), home=where)
+    where = homes.path_of(home)
+    report = write_export(homes.resolve(where, session), directory.expanduser(), home=where)
     if as_json:
         print(msgspec.json.encode(report).decode())
     else:

@@ -6,14 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
-from holdfast.blocking import Session
+
+class Interruptible(Protocol):
+    """A session, or a job."""
+
+    def interrupt(self) -> bool: ...
 
 
 class Stop:
     """Ends the cell, once, from a signal handler or a callback: neither may wait."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Interruptible) -> None:
         self.number: int | None = None
         self._session = session
         self._over = threading.Event()
@@ -40,7 +45,7 @@ class Stop:
 
 
 @contextmanager
-def interrupting(session: Session) -> Iterator[Stop]:
+def interrupting(session: Interruptible) -> Iterator[Stop]:
     stop = Stop(session)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, stop.on_signal) for number in numbers}

@@ -1,72 +1,110 @@
-"""`holdfast run`: a file as one transaction. The card before, output as it comes, the outcome after.
+"""`holdfast run`: a file as one transaction over a directory. The card before, output as it comes, the outcome after.
 
 What the file prints goes to stdout, all that we say to stderr: a pipe gets the job's own output and nothing else.
 """
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import msgspec
 
-from holdfast import cards
-from holdfast.blocking import Session
-from holdfast.cli.interrupting import interrupting
+from holdfast import cards, ckpt, engine, jobs, scripts
+from holdfast.blocking import watched
+from holdfast.cli.interrupting import Stop, interrupting
 from holdfast.cli.progress import rich_report
 from holdfast.cli.screen import Screen
+from holdfast.cli.status import Status
+from holdfast.config import Limits, Settings
+from holdfast.jobs import Job, OpenJob
 from holdfast.model import Run
 from holdfast.records import Change
 from holdfast.verbs import RunOptions
+from holdfast.watching import deliverer
 
 _MOST_FILES = 100
+_MOST_NAMED = 5
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was typed."""
 
-    code: str
-    settings: dict[str, Any]
-    session: str | None = None
-    """A kept session to go on in; it is kept again."""
-    keep: bool = False
-    key: str | None = None
-    outputs: list[str] = []
+    file: Path
+    workspace: Path
+    settings: Settings
+    limits: Limits
+    arguments: list[str] = []
+    options: RunOptions = {}
+    env: str | None = None
+    force: bool = False
     as_json: bool = False
 
-    @property
-    def keeps(self) -> bool:
-        return self.keep or self.session is not None
 
-
-def run_job(job: Job) -> int:
+def run_file(asked: Asked) -> int:
     """Run it and print what came of it; returns the exit code."""
-    with rich_report() as report:
-        session = Session(**job.settings, resume=job.session, report=report)
+    directory = asked.workspace.resolve(strict=True)
+    code, script = scripts.read(asked.file, workspace=directory, arguments=asked.arguments)
+    job = Job(code=code, script=script, options=asked.options, limits=asked.limits, env=asked.env, force=asked.force)
+    opened = engine.wait(lambda: jobs.open_job(directory, job, settings=asked.settings))
     try:
-        with interrupting(session) as stop:
-            screen = Screen(stop)
-            run = _run_quietly(session, job) if job.as_json else _run_watched(session, job, screen)
+        return _Face(opened, asked).run()
     finally:
-        session.close(keep=job.keeps)
-    return screen.exit_code(run)
+        engine.wait(opened.close)
 
 
-def _run_quietly(session: Session, job: Job) -> Run:
-    run = session.run(job.code, **_options(job))
-    sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
-    return run
+class _Face:
+    """One job, as a person or a program sees it."""
 
+    def __init__(self, job: OpenJob, asked: Asked) -> None:
+        self._job = job
+        self._asked = asked
 
-def _run_watched(session: Session, job: Job, screen: Screen) -> Run:
-    card = session.plan(job.code, **_options(job))
-    screen.line(cards.render(card))
-    run = session.run(card, on_stdout=screen.stdout, on_stderr=screen.stderr, on_display=screen.display)
-    if run.replayed:
-        _show_again(run, screen)
-    screen.conclude(run)
-    for line in _outcome(run, job):
-        screen.line(line)
-    return run
+    def interrupt(self) -> bool:
+        return engine.call(self._job.interrupt)
+
+    def run(self) -> int:
+        with interrupting(self) as stop:
+            run, screen = self._carry_out(stop)
+        return screen.exit_code(run)
+
+    def _carry_out(self, stop: Stop) -> tuple[Run, Screen]:
+        screen, quiet = Screen(stop), self._asked.as_json
+        changed = engine.wait(self._job.look)
+        with rich_report() as report:
+            done = engine.wait(lambda: self._job.committed_before(report))
+            card = None if done else engine.wait(lambda: self._job.plan(report))
+        if card is not None and not quiet:
+            self._announce(screen, cards.render(card), changed, first=ckpt.parse(card.base).version == 1)
+        if done is None:
+            done = self._watch(Screen(stop) if quiet else screen, quiet=quiet)
+        self._conclude(screen, done)
+        return done, screen
+
+    def _announce(self, screen: Screen, card: str, changed: list[Change], *, first: bool) -> None:
+        screen.line(card)
+        if changed:
+            named = ", ".join(change.path for change in changed[:_MOST_NAMED])
+            more = f" and {len(changed) - _MOST_NAMED:,} more" if len(changed) > _MOST_NAMED else ""
+            since = "in the directory" if first else "changed since the last job, and taken in"
+            files = "file" if len(changed) == 1 else "files"
+            screen.line(f"found    {len(changed):,} {files} {since}: {named}{more}")
+
+    def _watch(self, screen: Screen, *, quiet: bool) -> Run:
+        if quiet:
+            return watched(self._job.run, None, interrupt=self.interrupt)
+        deliver = deliverer(screen.stdout, screen.stderr, screen.display, None)
+        with Status(screen, lambda: engine.call(self._job.memory_bytes), cap_bytes=self._asked.limits.memory_bytes):
+            return watched(self._job.run, deliver, interrupt=self.interrupt)
+
+    def _conclude(self, screen: Screen, run: Run) -> None:
+        if self._asked.as_json:
+            sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
+            return
+        if run.replayed:
+            _show_again(run, screen)
+        screen.conclude(run)
+        for line in _outcome(run):
+            screen.line(line)
 
 
 def _show_again(run: Run, screen: Screen) -> None:
@@ -76,35 +114,27 @@ def _show_again(run: Run, screen: Screen) -> None:
         screen.display(display)
 
 
-def _options(job: Job) -> RunOptions:
-    return RunOptions(mode="strict", key=job.key, outputs=job.outputs)
-
-
-def _outcome(run: Run, job: Job) -> Iterator[str]:
-    yield f"{run.status} · version {run.version} · {run.duration_s:.2f} s"
+def _outcome(run: Run) -> Iterator[str]:
     if run.replayed:
-        yield f"replayed {run.id}: the key has its answer already, nothing was executed"
-    yield from (_file(change) for change in run.outputs[:_MOST_FILES])
+        yield f"already committed by {run.id}: nothing was executed; --force repeats it"
+    yield f"{run.status} · version {run.version} · {run.duration_s:.2f} s"
+    yield from (_file(change, run) for change in run.outputs[:_MOST_FILES])
     if len(run.outputs) > _MOST_FILES:
         yield f"and {len(run.outputs) - _MOST_FILES:,} more files: --json has them"
     yield from (f"saved    {path}" for path in run.saved)
+    yield from (f"note     {check.detail}" for check in run.checks if check.name == "outside" and check.ok)
     yield f"state    {run.ckpt}"
     if run.receipt is not None:
         yield f"receipt  {run.receipt.number} · sha256 {run.receipt.sha256}"
-    yield f"session  {run.session} · {_fate(run, job)}"
+    if run.status == "rehearsed":
+        yield "the directory is as it was: this was a rehearsal"
     if run.recovery is not None:
         yield run.recovery.text
 
 
-def _file(change: Change) -> str:
+def _file(change: Change, run: Run) -> str:
+    would = "would be " if run.status == "rehearsed" else ""
     if change.action == "removed":
-        return f"removed  {change.path}"
+        return f"{would}removed  {change.path}"
     what = f"{change.bytes:,} bytes · sha256 {change.sha256}" if change.kind == "file" else change.kind
-    return f"{change.action:<8} {change.path} · {what}"
-
-
-def _fate(run: Run, job: Job) -> str:
-    if job.keeps:
-        return f"kept; go on with --session {run.session}"
-    lost = [what for what, there in (("files", run.outputs or run.saved), ("key", job.key)) if there]
-    return "ended" + (f", and its {' and '.join(lost)} with it; --keep keeps them" if lost else "")
+    return f"{would}{change.action:<8} {change.path} · {what}"

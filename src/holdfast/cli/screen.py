@@ -1,15 +1,19 @@
 """What a person sees of a run: its output as it comes, and what became of it."""
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.cli.interrupting import Stop
 from holdfast.cli.terminal import Writer, silence
 from holdfast.errors import InvalidSetting
-from holdfast.model import Display, Run, RunError
+from holdfast.model import Display, Recovery, Run, RunError
 
 _EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted": 130}
 _BROKEN_PIPE = 141
+_ERASE = "\r\x1b[2K"
 _SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"}
 
 
@@ -20,20 +24,42 @@ class Screen:
         self._out = Writer(sys.stdout)
         self._err = Writer(sys.stderr)
         self._stop = stop
+        self._alone = threading.RLock()
+        self._status = ""
         self.broken = False
 
     def stdout(self, text: str) -> None:
         if self.broken:
             return
         try:
-            self._out.write(text)
+            with self._no_status():
+                self._out.write(text)
         except BrokenPipeError:  # the reader has seen enough (`| head`), so nobody needs the rest
             self.broken = True
             silence(sys.stdout)
             self._stop.ask()
 
     def stderr(self, text: str) -> None:
-        self._err.write(text)
+        with self._no_status():
+            self._err.write(text)
+
+    def status(self, text: str) -> None:
+        """A line that is drawn over by whatever comes next; only for a terminal."""
+        with self._alone:
+            if text == self._status or not (self._err.at_line_start and self._out.at_line_start):
+                return
+            sys.stderr.write(f"{_ERASE}{text}")
+            sys.stderr.flush()
+            self._status = text
+
+    @contextmanager
+    def _no_status(self) -> Iterator[None]:
+        with self._alone:
+            if self._status:
+                sys.stderr.write(_ERASE)
+                sys.stderr.flush()
+                self._status = ""
+            yield
 
     def display(self, display: Display) -> None:
         """Text is shown; what a terminal cannot show gets a line when the run is over."""
@@ -43,12 +69,14 @@ class Screen:
 
     def _line(self, text: str) -> None:
         try:
-            self._out.line(text)
+            with self._no_status():
+                self._out.line(text)
         except BrokenPipeError:
             self.broken = True
             silence(sys.stdout)
 
-    def conclude(self, run: Run) -> None:
+    def conclude(self, run: Run, *, recovery: bool = False) -> None:
+        """What is left to say; with `recovery`, how a run was taken back is told in its words."""
         for display in run.displays:
             if not display.data.keys() & {"text/plain"} and not images(display):
                 kinds = ", ".join(sorted(display.data)) or "nothing"
@@ -58,11 +86,14 @@ class Screen:
         for stray in run.strays:
             self._err.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {stray.name}]")
         if run.error is not None and not self.broken:
-            self._explain(run.error)
+            self._explain(run.error, told=run.recovery if recovery else None)
 
-    def _explain(self, error: RunError) -> None:
+    def _explain(self, error: RunError, *, told: Recovery | None) -> None:
         if error.traceback:
             self._err.line(error.traceback)
+        if told is not None:  # it names cause and remedy
+            self._err.line(told.text)
+            return
         if error.code not in ("exception", "syntax"):
             self._err.line(f"{error.name}: {error.message}")
         if error.hint:
@@ -70,7 +101,8 @@ class Screen:
 
     def line(self, text: str) -> None:
         """What we say ourselves goes beside the run's output, not into it."""
-        self._err.line(text)
+        with self._no_status():
+            self._err.line(text)
 
     def exit_code(self, run: Run) -> int:
         if self.broken:

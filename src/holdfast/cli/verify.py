@@ -1,14 +1,16 @@
 """`holdfast verify`: is a session what its receipts say?"""
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 
-from holdfast import evidence, verify
+from holdfast import engine, evidence, signing, verify
 from holdfast.cli.terminal import harmless
-from holdfast.config import default_home
-from holdfast.errors import SessionHalted
+from holdfast.config import Settings, default_home
+from holdfast.errors import HomeBusy, InvalidSetting, SessionHalted
+from holdfast.home import HIDDEN
+from holdfast.service import settle_shared
 from holdfast.signing import PublicKey
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
@@ -18,6 +20,14 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
     """Check an exported directory, a session's directory in a home, or a session by its id; 0 if all is right."""
     public = evidence.read_key(public_key.expanduser()) if public_key else None
     path = Path(target).expanduser()
+    if (path / HIDDEN / evidence.JOURNAL_NAME).exists():
+        report = _check_shared(path.resolve(), home, public)
+        _tell(report, as_json=as_json, own_key=False)
+        return 0 if report.ok else 1
+    if target == "." and not (path / evidence.RECEIPTS_NAME).is_dir():
+        raise InvalidSetting(
+            "no job was run in this directory", hint="name one where it was, an exported directory or a session's id"
+        )
     exported = (path / evidence.RECEIPTS_NAME).is_dir() or ("/" in target and _home_of(path) is None)
     if exported:
         report = verify.check(evidence.from_directory(path, public=public))
@@ -25,6 +35,20 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
         report = _check_in_home(path, _home_of(path) or home, public)
     _tell(report, as_json=as_json, own_key=exported and public is None)
     return 0 if report.ok else 1
+
+
+def _check_shared(directory: Path, home: Path | None, public: PublicKey | None) -> Report:
+    """A directory that jobs were run in. One that runs there now is not waited for."""
+    where = default_home() if home is None else home.expanduser().absolute()
+    with suppress(HomeBusy):
+        engine.wait(lambda: settle_shared(Settings(home=where, workspace=directory)))
+    public = public or evidence.read_key(where / "keys" / signing.PUBLIC)
+    try:
+        with closing(Store(directory / HIDDEN / evidence.JOURNAL_NAME, read_only=True)) as store:
+            session = next((row.id for row in store.sessions()), "")
+            return verify.check_in_home(store, session, directory / HIDDEN, public=public, shared=directory)
+    except SessionHalted as error:  # the journal cannot even be opened
+        return Report(ok=False, session="", key_id="", problem=error.message)
 
 
 def _home_of(path: Path) -> Path | None:

@@ -22,11 +22,16 @@ class Sink(Protocol):
 
     def send(self, message: wire.Message) -> None: ...
 
+    def catch_up(self) -> None: ...
+
 
 class Nobody:
     """Takes messages and drops them."""
 
     def send(self, message: wire.Message) -> None:
+        pass
+
+    def catch_up(self) -> None:
         pass
 
 
@@ -37,7 +42,8 @@ class GuestDisplayHook(DisplayHook):
         pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        _sink(self.shell).send(wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {})))
+        shell: Any = self.shell
+        shell.show_result(wire.Shown(kind="result", data=mime(format_dict), metadata=_metadata(md_dict or {})))
 
     def finish_displayhook(self) -> None:
         pass
@@ -57,7 +63,7 @@ class GuestDisplayPublisher(DisplayPublisher):
         **_: Any,
     ) -> None:
         display_id = (transient or {}).get("display_id")
-        _sink(self.shell).send(
+        self.shell.show(
             wire.Shown(
                 kind="display",
                 data=mime(data),
@@ -68,12 +74,7 @@ class GuestDisplayPublisher(DisplayPublisher):
         )
 
     def clear_output(self, wait: bool = False) -> None:
-        _sink(self.shell).send(wire.Cleared(wait=bool(wait)))
-
-
-def _sink(shell: Any) -> Sink:
-    sink: Sink = shell.sink
-    return sink
+        self.shell.show(wire.Cleared(wait=bool(wait)))
 
 
 def mime(data: dict[str, Any]) -> wire.Mime:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.guest import commands, namespace, saving, validators
+from holdfast.guest import commands, namespace, saving, scripts, validators
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
 from holdfast.guest.files import Noted, OpenFiles
@@ -35,7 +35,7 @@ class Guest:
         self._shell = shell
         self._snapshots = snapshots
         self._memory_bytes = memory_bytes
-        self._streams = StandardStreams()
+        self._streams = StandardStreams(self._channel)
         self._files = OpenFiles()
         self._names = NamesSeen()
         snapshots.disregard(control.fileno(), 1, 2)
@@ -47,7 +47,8 @@ class Guest:
         self._channel.send(wire.Ready(pid=os.getpid()))
         try:
             while (request := self._channel.receive()) is not None:
-                self._channel.send(self._answer(request))
+                if not isinstance(request, wire.Answer):  # to a cell that was interrupted just as it came
+                    self._channel.send(self._answer(request))
         except OSError as error:
             os.write(2, f"the kernel lost its control socket ({error}): a cell closed it\n".encode())
             os._exit(1)
@@ -72,7 +73,7 @@ class Guest:
                 return wire.Restaged(not_reopened=self._follow_workspace())
             case wire.Verify():
                 return self._verify(request)
-            case wire.Answer() | wire.SavedReply():
+            case wire.Answer() | wire.SavedReply() | wire.Taken():
                 raise RuntimeError("an answer that nobody asked for")
 
     def _take_snapshot(self) -> wire.Snapped | wire.Woken:
@@ -83,7 +84,7 @@ class Guest:
         if isinstance(taken, wire.Woken):
             left = self._follow_workspace(*noted)
             return msgspec.structs.replace(taken, not_restored=[*taken.not_restored, *left])
-        if isinstance(taken, wire.Snapped) and taken.pid:
+        if isinstance(taken, wire.Snapped) and taken.pid and not self._snapshots.warm:
             with suppress(Exception):  # a courtesy; user code may have replaced any part of it
                 self._go_through_the_motions()
         return taken
@@ -98,7 +99,8 @@ class Guest:
         """Do what every cell does, without running one.
 
         After a snapshot every page is shared with it, and the first write to each costs a copy. Done here, in the
-        caller's thinking time, the next cell does not pay for the pages that every cell writes to.
+        caller's thinking time, the next cell does not pay for the pages that every cell writes to; and what it
+        touches is learned (`_snapshot.c`), so that most snapshots need not do it.
         """
         self._interruptible(self._shell.touch_hot_pages)
         self._streams.restore()
@@ -110,12 +112,22 @@ class Guest:
         return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden, bare=bare))
 
     def _execute(self, request: wire.Execute) -> wire.Finished:
-        with self._input_from(self._ask if request.stdin else refuse_input):
-            raised = self._interruptible(lambda: self._shell.execute(request.code))
+        with self._input_from(self._ask if request.stdin else refuse_input), self._channel.cell():
+            raised = self._interruptible(lambda: self._run(request))
         self._streams.restore()
         if raised is not None:
             self._channel.send(raised)
-        return self._finished(request.turn, count=self._shell.execution_count - 1, threads=_living_threads())
+        return self._finished(
+            request.turn,
+            count=self._shell.execution_count - 1,
+            threads=_living_threads(),
+            result=self._shell.take_result(),
+        )
+
+    def _run(self, request: wire.Execute) -> wire.Raised | None:
+        if request.script is None:
+            return self._shell.execute(request.code, silent=request.silent)
+        return scripts.run(self._shell, request.code, request.script)
 
     def _finished(self, turn: int, **facts: Any) -> wire.Finished:
         names, gone = self._names.changes(self._shell.user_ns, self._shell.user_ns_hidden)
@@ -182,11 +194,14 @@ class Guest:
             raise EOFError("no answer came")
         return answer.text
 
+    def _ask_password(self, prompt: object = "Password: ", *_: object, **__: object) -> str:
+        return self._ask(prompt, password=True)
+
     @contextmanager
     def _input_from(self, source: Callable[..., str]) -> Iterator[None]:
         """`input` is looked up as a builtin, so it is set anew for each cell, whatever the last one did to it."""
         builtins.input = source
-        getpass.getpass = source
+        getpass.getpass = source if source is refuse_input else self._ask_password
         yield
 
 

@@ -1,6 +1,7 @@
 """`kit.save` inside: asks the host over the kernel's own channel, from whatever thread.
 
-The host answers each `Saving` with one `SavedReply`, in order, on the socket that also carries its requests. Whoever
+The host answers each `Saving` with one `SavedReply`, in order, on the socket that also carries its requests. A cell
+that prints after it has shown something asks in the same way whether that has arrived: they go different ways. Whoever
 waits first reads for all: a reply that the main loop gets goes to the thread that saves, a request that such a thread
 gets goes to the main loop. So it does not matter whether the main loop is inside a cell, in `input()`, or idle.
 
@@ -46,13 +47,40 @@ class SharedChannel:
         """The thread that reads for all."""
         self._hung_up = False
         self._requests: deque[wire.HostRequest] = deque()
-        self._replies: deque[wire.SavedReply] = deque()
+        self._replies: deque[wire.SavedReply | wire.Taken] = deque()
         self._saving = threading.Lock()
+        self._in_cell = False
+        self.behind = False
+        """The cell has shown something, which may arrive after what it prints now: see `catch_up`."""
 
     def send(self, message: wire.Message) -> None:
         if isinstance(message, (wire.Ready, wire.Woken)):
             self._become_kernel()
         self._channel.send(message)
+        if self._in_cell and isinstance(message, (wire.Shown, wire.Cleared)):
+            self.behind = True
+
+    @contextmanager
+    def cell(self) -> Iterator[None]:
+        """While one runs, the host reads all that is sent, and answers."""
+        self._in_cell, self.behind = True, False
+        try:
+            yield
+        finally:
+            self._in_cell = self.behind = False
+
+    def catch_up(self) -> None:
+        """Wait until the host has what the cell has shown. A thread's own pace is nobody's order."""
+        if not (self.behind and get_ident() == _MAIN and getpid() == self._kernel):
+            return
+        if self._saving.acquire(blocking=False):  # else a thread is saving, or we are, in a handler of the user's
+            try:
+                with _signals_deferred():
+                    self.behind = False
+                    self._channel.send(wire.Printing())
+                    self._wait(self._replies)
+            finally:
+                self._saving.release()
 
     def receive(self) -> wire.HostRequest | None:
         """The next request; None when the host has hung up."""
@@ -66,7 +94,7 @@ class SharedChannel:
         with _signals_deferred(), self._saving:
             self._channel.send(wire.Saving(paths=names, step=step))
             reply = self._wait(self._replies)
-        return "the host has hung up" if reply is None else reply.refused
+        return reply.refused if isinstance(reply, wire.SavedReply) else "the host has hung up"
 
     def _below_root(self, file: bytes) -> str:
         if not file.startswith(self._root):
@@ -101,7 +129,7 @@ class SharedChannel:
         with self._arrived:
             if message is None:
                 self._hung_up = True
-            elif not isinstance(message, wire.SavedReply):
+            elif not isinstance(message, (wire.SavedReply, wire.Taken)):
                 self._requests.append(message)
             elif self._saving.locked():  # else nobody waits for it
                 self._replies.append(message)

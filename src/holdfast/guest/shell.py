@@ -28,6 +28,7 @@ from holdfast.kernel import wire
 _MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
+_SMALL_BYTES = 32 << 10
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
 """What `compile` raises; a NUL in the code is a ValueError before Python 3.11.4."""
 T = TypeVar("T")
@@ -56,6 +57,9 @@ class GuestShell(InteractiveShell):
 
     def __init__(self, **settings: Any) -> None:
         self.shown: list[tuple[BaseException, wire.Raised]] = []
+        self._results: list[wire.Shown] = []
+        """At most one, that has not been sent yet."""
+        self._depth = 0
         super().__init__(**settings)
 
     def init_virtualenv(self) -> None:
@@ -66,6 +70,7 @@ class GuestShell(InteractiveShell):
 
     def system(self, cmd: str) -> None:
         """`!cmd`. Without a pseudo-terminal; an interrupt ends the cell, where IPython's own goes on with it."""
+        self.sink.catch_up()
         self.user_ns["_exit_code"] = commands.call(self.var_expand(cmd, depth=1))
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
@@ -122,10 +127,39 @@ class GuestShell(InteractiveShell):
         """A magic used wrongly: an error like any other, and not a line on stderr."""
         self._showtraceback(UsageError, exc, [f"UsageError: {exc}"])
 
-    def execute(self, code: str) -> wire.Raised | None:
+    def run_cell(self, *arguments: Any, **options: Any) -> Any:
+        """Also called by cells themselves."""
+        self._depth += 1
+        try:
+            return super().run_cell(*arguments, **options)
+        finally:
+            self._depth -= 1
+
+    def show(self, message: wire.Message) -> None:
+        """Tell the host at once, after whatever it has not been told yet."""
+        if (result := self.take_result()) is not None:
+            self.sink.send(result)
+        self.sink.send(message)
+
+    def show_result(self, result: wire.Shown) -> None:
+        """The value of a cell's last expression is nearly always its last word: it goes with the reply."""
+        is_last = self._depth == 1 and self.ast_node_interactivity == "last_expr"
+        if is_last and result.data.size() <= _SMALL_BYTES and not self._results:
+            self._results.append(result)
+        else:
+            self.show(result)
+
+    def take_result(self) -> wire.Shown | None:
+        """What goes with the reply."""
+        try:
+            return self._results.pop()
+        except IndexError:
+            return None
+
+    def execute(self, code: str, *, silent: bool = False) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
         self.shown.clear()
-        result = self.run_cell(code, store_history=True)
+        result = self.run_cell(code, store_history=not silent, silent=silent)
         self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
         own = [raised for shown, raised in self.shown if shown is error]
@@ -178,6 +212,7 @@ class GuestShell(InteractiveShell):
             self.history_manager.reset(new_session=False)
         self.execution_count = 1
         self.shown.clear()
+        self._results.clear()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
         # Its epoll would be closed behind its back in each fork, and its number be something else's.

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.sandbox import linux
 
@@ -14,13 +14,22 @@ _OUTPUTS = {1: "stdout", 2: "stderr"}
 _ERRORS = {1: "surrogateescape", 2: "backslashreplace"}
 
 
+class Ahead(Protocol):
+    """What else the cell sends, which is to arrive before what it prints afterwards."""
+
+    behind: bool
+
+    def catch_up(self) -> None: ...
+
+
 class StandardStreams:
     """Guards descriptors 0 to 2 and the objects that print to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
         self._saved = {fd: os.dup(fd) for fd in _FDS}
         for fd in _OUTPUTS:
-            _install(fd)
+            _install(fd, ahead)
 
     def restore(self) -> None:
         """Flush all that was printed into the pipes, and mend what the cell closed or pointed elsewhere.
@@ -35,13 +44,17 @@ class StandardStreams:
                 os.dup2(saved, fd)
         for fd, name in _OUTPUTS.items():
             if not _is_usable(getattr(sys, name, None)):
-                _install(fd)
+                _install(fd, self._ahead)
 
 
 class _Whole(io.FileIO):
     """Unbuffered, and yet complete: a write that a signal or the freezer cuts short goes on with the rest."""
 
+    ahead: Ahead
+
     def write(self, data: Any) -> int:
+        if self.ahead.behind:
+            self.ahead.catch_up()
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
@@ -49,10 +62,12 @@ class _Whole(io.FileIO):
         return done
 
 
-def _install(fd: int) -> None:
+def _install(fd: int, ahead: Ahead) -> None:
     # Unbuffered, so that a prompt without a newline is seen at once and C code's output falls in between.
+    file = _Whole(fd, "wb", closefd=False)
+    file.ahead = ahead
     stream = io.TextIOWrapper(
-        _Whole(fd, "wb", closefd=False),
+        file,
         encoding="utf-8",
         errors=_ERRORS[fd],
         newline="\n",

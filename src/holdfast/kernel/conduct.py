@@ -5,6 +5,7 @@
 grace kill it.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
@@ -28,6 +29,9 @@ StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", 
 _METADATA_CHARACTERS = 64 << 10
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.005
+_TAKEN_S = 1.0
+_MOST_QUESTIONS = 100
+"""That threads of a cell may have open at once."""
 _LOCATION_S = 0.1
 """How long a kernel that is to be killed has to write down where it is. One that does nothing wrong takes a
 millisecond; who blocks the signal waits it out."""
@@ -112,6 +116,7 @@ class Conduct:
         output: RunOutput,
         limits: Limits,
         *,
+        run: str = "",
         emit: Emit | None = None,
         ask: Ask | None = None,
         on_save: OnSave | None = None,
@@ -120,8 +125,11 @@ class Conduct:
         self.shelf = Shelf(limits)
         self._kernel = kernel
         self._limits = limits
+        self._run_id = run
         self._emit = emit
         self._ask = ask
+        self._asked: list[wire.Asked] = []
+        self._asking: asyncio.Task[None] | None = None
         self._on_save = on_save
         self._started = time.monotonic()
         self._deadline = float("inf")
@@ -167,6 +175,7 @@ class Conduct:
     async def abandon(self, stop: Stop) -> Outcome:
         """End it for a caller who is gone: nothing runs on unattended."""
         self._emit = self._ask = self._on_save = None
+        self._stop_asking()
         self.stop(stop)
         return await self._end()
 
@@ -186,6 +195,7 @@ class Conduct:
             for event in await self._kernel.wait(min(tick_s, max(0.001, self._deadline - now))):
                 await self._take(event)
             await self._check()
+        self._stop_asking()
         for event in self._kernel.read_pipes():
             await self._take(event)
         for stream, text in self.output.finish():
@@ -212,6 +222,9 @@ class Conduct:
         self._kernel.kill()
 
     async def _check(self) -> None:
+        if self._asking is not None and self._asking.done():
+            failed, self._asking = self._asking, None
+            failed.result()  # raises: it is the face's own failure
         if self.output.over_limit:
             limit = self._limits.log_bytes
             self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
@@ -244,24 +257,44 @@ class Conduct:
         match message:
             case wire.Shown():
                 display = self.shelf.add(message)
-                await self._tell(Displayed(display=display, update=message.update))
+                is_result = message.kind == "result"
+                await self._tell(Displayed(display=display, update=message.update, result=is_result, run=self._run_id))
             case wire.Cleared():
                 self.shelf.clear(wait=message.wait)
                 await self._tell(DisplaysCleared(wait=message.wait))
+            case wire.Printing():
+                with anyio.move_on_after(_TAKEN_S):  # a kernel that does not read waits for nothing
+                    await self._kernel.send(wire.Taken())
             case wire.Raised():
                 self._raised = message
             case wire.Finished() if message.turn == self._turn:
+                if message.result is not None:
+                    await self._hear(message.result)
                 self._finished = message
-            case wire.Asked() if self._ask is not None:
-                answer = await self._ask(message.prompt, message.password)
-                with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
-                    await self._kernel.send(wire.Answer(text=answer))
+            case wire.Asked() if self._ask is not None and len(self._asked) < _MOST_QUESTIONS:
+                self._asked.append(message)
+                self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
                 refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
                 with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
                     await self._kernel.send(wire.SavedReply(refused=refused))
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
+
+    async def _answer(self, ask: Ask) -> None:
+        """Beside the reading: who waits for an answer can still be interrupted, run out of time, or die."""
+        while self._asked:
+            asked = self._asked.pop(0)
+            answer = await ask(asked.prompt, asked.password)
+            if self._stop is None:
+                with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
+                    await self._kernel.send(wire.Answer(text=answer))
+        self._asking = None
+
+    def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asked, self._asking = [], None
 
     async def _tell(self, event: Event) -> None:
         if self._emit is not None:

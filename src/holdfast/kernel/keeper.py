@@ -99,7 +99,7 @@ def _stage(control: socket.socket, request: wire.Stage, fds: list[int]) -> None:
         (init,) = fds
         reply: wire.Message = wire.Staged()
         try:
-            overlay.replace(request.directory, request.stage, init=init)
+            overlay.replace(request.directory, request.stage, request.shared, init=init)
         except OSError as error:
             reply = wire.Refused(reason=f"{type(error).__name__}: {error}")
         wire.send_with_fds(control, reply, [])
@@ -123,6 +123,7 @@ def _become_zygote(request: wire.StartZygote, fds: list[int]) -> None:
             python=request.python,
             package=request.package,
             sessions=request.sessions,
+            shared=request.shared,
         )
         os.set_inheritable(control, True)
         os.execve(python, [python, "-B", "-u", "-c", _ZYGOTE, str(control)], _zygote_environment())

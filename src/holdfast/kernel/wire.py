@@ -48,6 +48,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 # -- host → keeper, host → zygote ------------------------------------------------------------------------------
 
 
+class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A directory of the host's user that is a session's /mnt/data, as whoever mounts it is to do so."""
+
+    path: str
+    """As the mounting process sees it."""
+    owner: tuple[int, int]
+    """Its user and group."""
+    guest: int | None
+    """Which id the guest has in the owner's place; None where it has the owner's own."""
+
+
 class StartZygote(Message, frozen=True):
     """Build the root that guests of one environment see, and start a zygote in it."""
 
@@ -61,6 +72,8 @@ class StartZygote(Message, frozen=True):
     """Directory that holds the sessions' subtrees, as a host path."""
     package: str
     """Directory of the `holdfast` package itself, as a host path."""
+    shared: str = ""
+    """A directory that sessions have as /mnt/data, as a host path; empty if there is none."""
 
 
 class Stage(Message, frozen=True):
@@ -73,6 +86,7 @@ class Stage(Message, frozen=True):
     """The session's directory, as a host path."""
     stage: str
     """Where the changes go: a name below `stages` there."""
+    shared: Shared | None = None
 
 
 class ForkSession(Message, frozen=True):
@@ -92,6 +106,7 @@ class ForkSession(Message, frozen=True):
     open_files: int
     processes: int | None
     """RLIMIT_NPROC; None where a cgroup counts them."""
+    shared: Shared | None = None
 
 
 class Forked(Message, frozen=True):
@@ -109,10 +124,23 @@ class Refused(Message, frozen=True):
 # -- host → kernel ----------------------------------------------------------------------------------------------
 
 
+class Script(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a file is to be run: as `python file arguments…` would, or as a notebook."""
+
+    file: str
+    """What `__file__` says."""
+    arguments: list[str] = []
+    cells: list[str] | None = None
+    """Of a notebook, in their order."""
+
+
 class Execute(Message, frozen=True):
     turn: int
     code: str
+    script: Script | None = None
     stdin: bool = False
+    silent: bool = False
+    """Not counted, not in the history, and its value is not shown."""
 
 
 class Shell(Message, frozen=True):
@@ -174,6 +202,10 @@ class SavedReply(Message, frozen=True):
     """Why not; empty: it is durable."""
 
 
+class Taken(Message, frozen=True):
+    """What was sent before `Printing` has arrived: what is printed now comes after it."""
+
+
 class Answer(Message, frozen=True):
     """What the user typed after `Asked`."""
 
@@ -198,6 +230,10 @@ class Cleared(Message, frozen=True):
     """`clear_output`: what was displayed so far is to be taken away."""
 
     wait: bool = False
+
+
+class Printing(Message, frozen=True):
+    """The cell has shown something and is about to print: the two go different ways. → `Taken`"""
 
 
 class Asked(Message, frozen=True):
@@ -247,6 +283,8 @@ class Finished(Message, frozen=True):
     """Names that the cell bound anew, as far as identity shows: name -> type."""
     gone: list[str] = []
     """Names that the cell took away."""
+    result: Shown | None = None
+    """The value of the last expression, where it is small and nothing was shown after it: one message less."""
 
 
 class Restaged(Message, frozen=True):
@@ -299,9 +337,12 @@ class Named(Message, frozen=True):
     names: dict[str, Name]
 
 
-HostRequest = Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Restage | Verify | SavedReply | Answer
+HostRequest = (
+    Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Restage | Verify
+    | SavedReply | Taken | Answer
+)  # fmt: skip
 KernelMessage = (
-    Shown | Cleared | Asked | Saving | Raised
+    Shown | Cleared | Printing | Asked | Saving | Raised
     | Ready | Finished | Completed | Inspected | Named | Snapped | Woken | Restaged | Probed
 )  # fmt: skip
 Supervision = Forked | Staged | Refused

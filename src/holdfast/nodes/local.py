@@ -23,6 +23,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox.mounts import SHARED
 from holdfast.sandbox.overlay import OverlayUnavailable
 
 _START_TIMEOUT_S = 120.0
@@ -91,7 +92,14 @@ class LocalNode:
         await self._zygote(environment)
 
     async def fork(
-        self, environment: Environment, *, session: str, stage: str, ids: Ids, limits: Limits
+        self,
+        environment: Environment,
+        *,
+        session: str,
+        stage: str,
+        ids: Ids,
+        limits: Limits,
+        shared: Path | None = None,
     ) -> Incarnation:
         """A new, confined kernel for a session whose directories, and those of the stage, exist."""
         name = f"{session}-{secrets.token_hex(3)}"
@@ -109,6 +117,7 @@ class LocalNode:
             shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes if self.tree.kind == "watchdog" else None,
+            shared=_shared(shared, SHARED, guest=ids.file_owner),
         )  # fmt: skip
         try:
             kernel = await self._fork_kernel(environment, request, cgroup)
@@ -119,14 +128,16 @@ class LocalNode:
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup)
 
-    async def stage(self, kernel: Kernel, directory: Path, stage: str) -> None:
+    async def stage(
+        self, kernel: Kernel, directory: Path, stage: str, *, shared: Path | None = None, guest: int | None = None
+    ) -> None:
         """Mount another stage in a live session, which may be frozen. `Kernel.restage` tells its kernel.
 
         Refused, the session has the stage that it had; or, if that was lost on the way, it is dead.
         """
         if self._keeper is None or self._keeper.is_broken():
             raise KernelStartFailed("the keeper is gone", hint="open the home again")
-        request = wire.Stage(directory=str(directory), stage=stage)
+        request = wire.Stage(directory=str(directory), stage=stage, shared=_shared(shared, str(shared), guest=guest))
         try:
             await self._keeper.ask(request, [kernel.init_handle()], timeout_s=_FORK_TIMEOUT_S)
         except (LineBroken, TimeoutError, ProcessLookupError) as error:
@@ -189,6 +200,7 @@ class LocalNode:
             request = wire.StartZygote(
                 python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
                 root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
+                shared=str(self._home.shared or ""),
             )  # fmt: skip
             await self._keeper.ask(request, [there.fileno(), log_file.fileno()], timeout_s=_FORK_TIMEOUT_S)
         try:
@@ -203,6 +215,14 @@ class LocalNode:
 
     def _log_of(self, environment: Environment) -> Path:
         return self._home.logs / f"zygote-{Path(environment.prefix).name}.log"
+
+
+def _shared(directory: Path | None, path: str, *, guest: int | None) -> wire.Shared | None:
+    """A session's shared directory, for the process that sees it under `path`."""
+    if directory is None:
+        return None
+    status = directory.stat()
+    return wire.Shared(path=path, owner=(status.st_uid, status.st_gid), guest=guest)
 
 
 class LineBroken(Exception):
@@ -277,8 +297,8 @@ def _refusal(reason: str) -> HoldfastError:
     if OverlayUnavailable.__name__ in reason:
         return SandboxUnavailable(
             f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",
-            hint="load it (sudo modprobe overlay; Linux 5.11 or newer), and keep the home on a disk of its own kind: "
-            "ext4, xfs or btrfs, and not a container's own root (HOLDFAST_HOME=…). `holdfast doctor` tries it",
+            hint="load it (sudo modprobe overlay; Linux 5.11, or 5.19 for a job of root's), and keep the home, or the "
+            "job's directory, on a disk: ext4, xfs, btrfs, not a container's own root. `holdfast doctor` tries it",
         )
     return KernelStartFailed(reason, hint="run `holdfast doctor`")
 

@@ -112,6 +112,16 @@ def _read_python(code: str) -> Cell:
     return Cell(tree=tree, error=error, line_magics=translation.line_magics, commands=translation.commands)
 
 
+def as_python(code: str) -> str:
+    """The text with what is IPython's in it replaced, also where it is broken or not finished.
+
+    >>> as_python("for name in names:\\n    !cat {name}")
+    'for name in names:\\n    ...'
+    """
+    tree, _ = parse(code)
+    return code if tree is not None else _Translation().translate(_unindented(code))
+
+
 def parse(text: str) -> tuple[ast.Module | None, SyntaxError | None]:
     """A tree, a syntax error, or neither where the parser gave up."""
     ignore_warnings()

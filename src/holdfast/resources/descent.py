@@ -6,16 +6,22 @@
 3. Nothing is opened that could block: only directories and regular files are.
 4. Modes shut nobody out but other users. Where the host is not root it opens what the guest closed to itself, and
    puts the mode back when it leaves.
+5. The way up leads where the way down came from, or nowhere: whoever moves a directory away while somebody is in it
+   does not lead him astray.
 
-The session is frozen meanwhile: what was looked at is still there when it is opened.
+The session is frozen meanwhile: what was looked at is still there when it is opened. In a directory of the user's
+others may be at work (`Tree.shared`): there, 1 and 5 are all that holds.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from holdfast import durable
 from holdfast.errors import FileUnknown, InvalidSetting
@@ -24,6 +30,11 @@ from holdfast.records import Change, Kind
 
 Parts = tuple[bytes, ...]
 """A path, name by name."""
+Into = Callable[[Parts, os.stat_result], bool]
+Owner = tuple[int, int]
+"""User and group."""
+HIDDEN = b".holdfast"
+"""What Holdfast keeps in a directory of the user's: no part of it."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,30 +47,52 @@ _KINDS: dict[int, Kind] = {
 }
 
 
+class Tree(msgspec.Struct, frozen=True):
+    """A session's committed files, by area."""
+
+    root: Path
+    shared: Path | None = None
+    """A directory of the user's that is the area `data`, in place of the one below `root`."""
+
+    def area(self, name: str) -> Path:
+        return self.shared if self.shared is not None and name == "data" else self.root / name
+
+
 class Cursor:
     """A place in a tree. Its descriptor is `fd`, good until the next move."""
 
-    def __init__(self, root: Path) -> None:
-        self.fd, self._root_mode = _enter(os.fsencode(root), None)
+    def __init__(self, root: Path | Tree, *, open_shut: bool = True) -> None:
+        """`open_shut=False`: what the caller may not read stays shut."""
+        self._tree = root if isinstance(root, Tree) else Tree(root)
+        self._enter = _enter if open_shut else _enter_as_is
+        self.fd, self._root_mode = self._enter(os.fsencode(self._tree.root), None)
         self._names: list[bytes] = []
         self._modes: list[int | None] = []
+        self._above: list[tuple[int, int]] = []
 
     @property
     def at(self) -> Parts:
         return tuple(self._names)
 
     def enter(self, name: bytes) -> None:
-        below, mode = _enter(name, self.fd)
+        elsewhere = self._tree.shared if not self._names and name == b"data" else None
+        below, mode = self._enter(name, self.fd) if elsewhere is None else self._enter(os.fsencode(elsewhere), None)
+        self._above.append(_identity(self.fd))
         os.close(self.fd)
         self.fd = below
         self._names.append(name)
         self._modes.append(mode)
 
     def leave(self) -> None:
-        above = os.open("..", _DIRECTORY, dir_fd=self.fd)
+        from_shared = len(self._names) == 1 and self._tree.shared is not None and self._names[0] == b"data"
+        above = os.open(self._tree.root if from_shared else "..", _DIRECTORY, dir_fd=None if from_shared else self.fd)
+        if _identity(above) != self._above[-1]:
+            os.close(above)
+            raise OSError(errno.ESTALE, "a directory was moved away while somebody was in it")
         _close(self.fd, self._modes.pop())
         self.fd = above
         self._names.pop()
+        self._above.pop()
 
     def go(self, parts: Sequence[bytes]) -> bool:
         """To a directory, by the way that is common with the present one; False: it is not there."""
@@ -77,28 +110,43 @@ class Cursor:
             return False
         return True
 
-    def walk(self) -> Iterator[tuple[Parts, os.stat_result]]:
-        """Everything below this place, parents first; the cursor moves along and comes back."""
+    def walk(self, into: Into | None = None) -> Iterator[tuple[Parts, os.stat_result]]:
+        """Everything below this place, parents first; the cursor moves along and comes back.
+
+        `into` says which directories to go into. With it, those that cannot be entered are passed over.
+        """
         depth = len(self._names)
         ahead: list[list[bytes]] = []
         while True:
             ahead.append([])
             for name, status in entries(self.fd).items():
                 yield (*self._names[depth:], name), status
-                if stat.S_ISDIR(status.st_mode):
+                if stat.S_ISDIR(status.st_mode) and (into is None or into((*self._names[depth:], name), status)):
                     ahead[-1].append(name)
-            while not ahead[-1]:
+            while not self._enter_next(ahead[-1], passing=into is not None):
                 ahead.pop()
                 if not ahead:
                     return
                 self.leave()
-            self.enter(ahead[-1].pop())
+
+    def _enter_next(self, names: list[bytes], *, passing: bool) -> bool:
+        while names:
+            try:
+                self.enter(names.pop())
+            except (PermissionError, FileNotFoundError, NotADirectoryError):
+                if not passing:
+                    raise
+            else:
+                return True
+        return False
 
     def close(self) -> None:
         """Up to the root again, so that every mode is put back."""
-        while self._names:
-            self.leave()
-        _close(self.fd, self._root_mode)
+        try:
+            while self._names:
+                self.leave()
+        finally:
+            _close(self.fd, None if self._names else self._root_mode)
 
     def __enter__(self) -> "Cursor":
         return self
@@ -118,8 +166,15 @@ def _enter(name: bytes, parent: int | None) -> tuple[int, int | None]:
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if os.geteuid() == 0 or mode & 0o700 == 0o700:
         return directory, None
-    os.fchmod(directory, mode | 0o700)  # readable, but not to be walked through or written to
+    try:
+        os.fchmod(directory, mode | 0o700)  # readable, but not to be walked through or written to
+    except PermissionError:  # another user's, as it may be in a directory that is shared
+        return directory, None
     return directory, mode
+
+
+def _enter_as_is(name: bytes, parent: int | None) -> tuple[int, int | None]:
+    return os.open(name, _DIRECTORY, dir_fd=parent), None
 
 
 def _close(directory: int, mode: int | None) -> None:
@@ -128,10 +183,19 @@ def _close(directory: int, mode: int | None) -> None:
     os.close(directory)
 
 
+def _identity(directory: int) -> tuple[int, int]:
+    status = os.fstat(directory)
+    return status.st_dev, status.st_ino
+
+
 def entries(directory: int) -> dict[bytes, os.stat_result]:
     """What is in an open directory, in the order of the names."""
+    listed = {}
     with os.scandir(directory) as found:
-        return {os.fsencode(each.name): each.stat(follow_symlinks=False) for each in sorted(found, key=_name)}
+        for each in sorted(found, key=_name):
+            with suppress(FileNotFoundError):  # in a directory that is shared, somebody removed it just now
+                listed[os.fsencode(each.name)] = each.stat(follow_symlinks=False)
+    return listed
 
 
 def _name(entry: os.DirEntry[str]) -> bytes:
@@ -174,17 +238,21 @@ def open_regular(name: bytes, *, dir_fd: int) -> int:
             chmod(name, mode, dir_fd=dir_fd)
 
 
-def make_directory(name: bytes, *, dir_fd: int, mode: int, owner: int | None) -> None:
+def make_directory(name: bytes, *, dir_fd: int, mode: int, owner: Owner | None) -> None:
     """A directory of exactly this mode, whatever the umask."""
     durable.mkdir(name, dir_fd=dir_fd)
     own(name, owner, dir_fd=dir_fd)
     chmod(name, mode, dir_fd=dir_fd)
 
 
-def own(name: bytes, owner: int | None, *, dir_fd: int) -> None:
+def own(name: bytes, owner: Owner | None, *, dir_fd: int) -> None:
     """Give to a user; None, where the host can give nothing away."""
     if owner is not None and os.geteuid() == 0:
-        os.chown(name, owner, owner, dir_fd=dir_fd, follow_symlinks=False)
+        os.chown(name, *owner, dir_fd=dir_fd, follow_symlinks=False)
+
+
+def owner_of(status: os.stat_result) -> Owner:
+    return status.st_uid, status.st_gid
 
 
 def parts_of(change: Change) -> Parts:
@@ -205,7 +273,7 @@ def split(path_text: str) -> Parts:
 
 
 def open_file(root: Path, path_text: str) -> int:
-    """A descriptor to read a committed file by; `root` is the directory of its area (`files/data`)."""
+    """A descriptor to read a committed file by; `root` is the directory of its area."""
     try:
         parts = split(path_text)
     except InvalidSetting as error:

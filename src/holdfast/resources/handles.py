@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast import durable
 from holdfast.paths import to_text
 from holdfast.records import Change
-from holdfast.resources.descent import Cursor, Parts, look, open_regular, parts_of
+from holdfast.resources.descent import Cursor, Parts, Tree, look, open_regular, parts_of
 
 _PIECE_BYTES = 1 << 20
 _DATABASE = b"SQLite format 3\0"
@@ -47,7 +47,7 @@ def let_go(stage: Path, changes: Sequence[Change], *, but: Container[Parts] = ()
     return [to_text(b"/".join(parts[1:])) for parts in shared]
 
 
-def still_held(files: Path, committed: Iterable[Parts]) -> list[str]:
+def still_held(files: Path | Tree, committed: Iterable[Parts]) -> list[str]:
     """Committed files that somebody holds open for writing: not by way of the overlay, but themselves."""
     with Cursor(files) as cursor:
         return [to_text(b"/".join(parts[1:])) for parts in _held(cursor, committed)]

@@ -88,6 +88,10 @@ class Hasher:
     def results(self) -> list[Digest]:
         return [each.result() if isinstance(each, Future) else each for each in self._results]
 
+    def attempts(self) -> list[Digest | None]:
+        """The same, with None for a file that could not be read to its end."""
+        return [_attempt(each) if isinstance(each, Future) else each for each in self._results]
+
     def __enter__(self) -> "Hasher":
         return self
 
@@ -97,6 +101,13 @@ class Hasher:
                 os.close(file)
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def _attempt(future: "Future[Digest]") -> Digest | None:
+    try:
+        return future.result()
+    except OSError:
+        return None
 
 
 def _digest_and_close(file: int) -> Digest:

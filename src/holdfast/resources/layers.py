@@ -12,7 +12,9 @@
    overlay then keeps for itself. The other set is the guest's own, and means nothing.
 4. Reading costs no more than `limit_bytes` of hashing and a bounded text of paths, whatever a guest has built.
 
-Outside of `data` nothing is hashed, and of a removed directory only the directory itself is named.
+Outside of `data` nothing is hashed, and of a removed directory only the directory itself is named. Where `data` is a
+directory of the user's (`descent.Tree`), that directory itself stays as it is, and nothing is changed in what
+Holdfast keeps in it or in what is mounted in it.
 """
 
 import os
@@ -25,7 +27,7 @@ import msgspec
 
 from holdfast.paths import to_text
 from holdfast.records import Area, Change, FileEntry
-from holdfast.resources.descent import Cursor, Parts, entries, kind_of, look, open_regular, parts_of
+from holdfast.resources.descent import HIDDEN, Cursor, Parts, Tree, entries, kind_of, look, open_regular, parts_of
 from holdfast.resources.hashing import Hasher
 
 AREAS: tuple[Area, ...] = ("data", "tmp", "home")
@@ -49,9 +51,12 @@ class TooLarge(Unreadable):
         self.path = path
 
 
-def has_changes(stage: Path) -> bool:
+def has_changes(stage: Path, *, shared: bool = False) -> bool:
     """Whether anything was written. Most cells write nothing, and pay one look at a directory."""
-    return not set(AREAS).isdisjoint(os.listdir(stage))
+    if not shared:
+        return not set(AREAS).isdisjoint(os.listdir(stage))
+    with Cursor(stage) as cursor:  # the guest may have closed it to itself, and so to us
+        return cursor.go([b"data"]) and bool(os.listdir(cursor.fd))
 
 
 def touched_last(stage: Path) -> dict[int, int]:
@@ -63,7 +68,7 @@ def touched_last(stage: Path) -> dict[int, int]:
 
 def read_changes(
     stage: Path,
-    files: Path,
+    files: Path | Tree,
     known: Mapping[str, FileEntry],
     *,
     untouched: Mapping[int, int] | None = None,
@@ -78,7 +83,7 @@ def read_changes(
     with Cursor(stage) as upper, Cursor(files) as lower, Hasher() as hasher:
         reading = _Reading(
             upper, lower, hasher, known=known, untouched=untouched or {}, limit_bytes=limit_bytes,
-            marks=marks or _marks(),
+            marks=marks or _marks(), shared=files.shared if isinstance(files, Tree) else None,
         )  # fmt: skip
         for area in AREAS:
             if look(os.fsencode(area), dir_fd=upper.fd) is not None:
@@ -116,7 +121,9 @@ class _Reading:
         untouched: Mapping[int, int],
         limit_bytes: int,
         marks: str,
+        shared: Path | None,
     ) -> None:
+        self._device = None if shared is None else shared.stat().st_dev
         self._untouched = untouched
         self._upper, self._lower, self._hasher, self._known = upper, lower, hasher, known
         self._left_bytes, self._left_paths_bytes = limit_bytes, LIMIT_PATHS_BYTES
@@ -153,7 +160,8 @@ class _Reading:
     def _enter(self, name: bytes, above: _Level) -> _Level:
         status, old = os.stat(name, dir_fd=self._upper.fd, follow_symlinks=False), self._committed(name, above)
         merged = old is not None and stat.S_ISDIR(old.st_mode)
-        if not merged or (old and stat.S_IMODE(old.st_mode) != stat.S_IMODE(status.st_mode)):
+        is_shared = self._device is not None and not self._upper.at
+        if not is_shared and (not merged or (old and stat.S_IMODE(old.st_mode) != stat.S_IMODE(status.st_mode))):
             self._add(self._change((*self._upper.at, name), status, old))
         self._upper.enter(name)
         if merged:
@@ -261,6 +269,8 @@ class _Reading:
             raise Unreadable(f"{path[:100]}…: a path of {length:,} bytes, and at most {LONGEST_PATH_BYTES:,} are kept")
         if kind is None:
             raise Unreadable(f"{path}: a device")
+        if self._device is not None:
+            self._refuse_foreign(parts, old)
         before = self._known.get(path) if self._area == "data" and old and stat.S_ISREG(old.st_mode) else None
         return Change(
             path=path,
@@ -272,6 +282,12 @@ class _Reading:
             before=before.sha256 if before else "",
             before_bytes=before.bytes if before else 0,
         )
+
+    def _refuse_foreign(self, parts: Parts, old: os.stat_result | None) -> None:
+        if HIDDEN in parts:
+            raise Unreadable(f"{_text(parts)}: {os.fsdecode(HIDDEN)} is where Holdfast keeps its own")
+        if old is not None and old.st_dev != self._device:
+            raise Unreadable(f"{_text(parts)}: another file system is mounted there")
 
     def _add(self, change: Change) -> None:
         self._count(change)

@@ -10,12 +10,17 @@ ends in the same tree.
 5. The stage is discarded when the tree is durable, and not before.
 
 Modes and owners are set again at each redo; so the one thing that a cut may cost is the time of a directory.
+
+In a directory of the user's (`descent.Tree.shared`) others may write as well. What is found there is copied and not
+adopted: its owner, its mode and its other names are none of ours. And what has arrived there and is not any more what
+it was is the user's, who may have changed it since: it stays, and nothing halts.
 """
 
 import os
 import secrets
 import stat
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -27,7 +32,7 @@ from holdfast.faults import crashpoint
 from holdfast.paths import to_text
 from holdfast.records import Change
 from holdfast.resources import descent
-from holdfast.resources.descent import Cursor, Parts, kind_of, look, parts_of
+from holdfast.resources.descent import Cursor, Parts, Tree, kind_of, look, owner_of, parts_of
 from holdfast.resources.handles import copy_content
 from holdfast.resources.hashing import digest
 from holdfast.resources.workspace import remove_tree
@@ -52,7 +57,7 @@ def prepare(stage: Path, changes: Sequence[Change]) -> None:
 
 def publish(
     stage: Path,
-    files: Path,
+    files: Path | Tree,
     changes: Sequence[Change],
     blobs: LocalBlobs,
     *,
@@ -72,14 +77,15 @@ def publish(
     ordered = sorted(changes, key=parts_of)
     removed = [change for change in ordered if change.action == "removed"]
     put = [change for change in ordered if change.action != "removed"]
-    with _Publishing(stage, files, redo=redo, same_inode=same_inode) as publishing:
+    tree = files if isinstance(files, Tree) else Tree(files)
+    with _Publishing(stage, tree, redo=redo, same_inode=same_inode) as publishing:
         if keep_old:
             publishing.keep_old(ordered, blobs)
         for change in removed:
             publishing.remove(change)
         for change in put:
             publishing.put(change)
-        publishing.sync(files)
+        publishing.sync(tree.root)
     crashpoint("publish.synced")
     discard(stage)
     crashpoint("publish.discarded")
@@ -94,8 +100,9 @@ def discard(stage: Path) -> None:
 class _Publishing:
     """Two places that move together: what is staged, and where it belongs."""
 
-    def __init__(self, stage: Path, files: Path, *, redo: bool, same_inode: Container[Parts]) -> None:
+    def __init__(self, stage: Path, files: Tree, *, redo: bool, same_inode: Container[Parts]) -> None:
         self._redo = redo
+        self._shared = files.shared is not None
         self._same_inode = same_inode
         self._trash = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._staged = Cursor(stage)
@@ -115,6 +122,8 @@ class _Publishing:
         old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
         if old is None or kind_of(old) != change.kind:  # done before; something else may be there now
             return
+        if self._shared and self._redo and not _is_before(change, name, dir_fd=self._place.fd):
+            return
         self._touch(tuple(parent))
         self._clear(name)
         crashpoint("publish.removed")
@@ -128,14 +137,15 @@ class _Publishing:
             self._put_directory(change, name, staged)
         elif staged is not None and kind_of(staged) == change.kind:
             self._put_leaf(change, name)
-        else:
+        elif not self._shared:
             _confirm(change, name, dir_fd=self._place.fd)
 
     def sync(self, files: Path) -> None:
         """Only now: each name that is put or removed changes its directory's time."""
         for parts, times in sorted(self._touched.items()):
             if times and self._place.go(parts):
-                os.utime(self._place.fd, ns=times)
+                with suppress(PermissionError):  # a directory of somebody else's who lets us write there
+                    os.utime(self._place.fd, ns=times)
         if len(self._touched) > durable.MANY:
             durable.sync_filesystem(files)
         else:
@@ -156,7 +166,7 @@ class _Publishing:
     def _adopt(self, parts: Parts, sha256: str, blobs: LocalBlobs) -> None:
         name = parts[-1]
         try:
-            if parts not in self._same_inode:
+            if parts not in self._same_inode and not self._shared:
                 return blobs.adopt(self._place.fd, name, sha256, sync=False)
         except PermissionError:  # to be copied, and closed to its owner
             pass
@@ -167,12 +177,14 @@ class _Publishing:
     def _put_directory(self, change: Change, name: bytes, staged: os.stat_result | None) -> None:
         old = look(name, dir_fd=self._place.fd)
         if old is None or not stat.S_ISDIR(old.st_mode):
+            if staged is None and self._shared:
+                return
             if staged is None:
                 _halt(change, expected="a directory", found=kind_of(old) if old else None)
             self._clear(name)
             durable.mkdir(name, dir_fd=self._place.fd)
         if staged is not None:
-            descent.own(name, staged.st_uid, dir_fd=self._place.fd)
+            descent.own(name, owner_of(staged), dir_fd=self._place.fd)
         descent.chmod(name, change.mode, dir_fd=self._place.fd)
         self._touch(parts_of(change))
         crashpoint("publish.made")
@@ -210,7 +222,12 @@ class _Publishing:
         if not stat.S_ISDIR(old.st_mode):
             return durable.unlink(name, dir_fd=self._place.fd)
         # Moving a directory changes its "..": that takes write permission on itself.
-        descent.chmod(name, 0o700, dir_fd=self._place.fd)
+        try:
+            descent.chmod(name, 0o700, dir_fd=self._place.fd)
+        except (
+            PermissionError
+        ):  # somebody else's, in a directory that is shared; a guest can only have removed it empty
+            return os.rmdir(name, dir_fd=self._place.fd)
         durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
 
     def _go_to_place(self, parent: list[bytes]) -> None:
@@ -226,7 +243,7 @@ class _Publishing:
                 name,
                 dir_fd=self._place.fd,
                 mode=stat.S_IMODE(staged.st_mode) if staged else _NEW_DIRECTORY_MODE,
-                owner=staged.st_uid if staged else None,
+                owner=owner_of(staged) if staged else None,
             )
             self._place.enter(name)
         self._staged.go(parent)
@@ -243,6 +260,14 @@ class _Publishing:
         self._staged.close()
         self._place.close()
         os.close(self._trash)
+
+
+def _is_before(change: Change, name: bytes, *, dir_fd: int) -> bool:
+    """Whether a file is still what the change found there; of what is no file, nobody knows."""
+    if not change.before:
+        return True
+    with durable.closing_fd(descent.open_regular(name, dir_fd=dir_fd)) as file:
+        return digest(file)[0] == change.before
 
 
 def _confirm(change: Change, name: bytes, *, dir_fd: int) -> None:

@@ -18,7 +18,7 @@ from holdfast.errors import FileUnknown, InvalidSetting
 from holdfast.paths import to_text
 from holdfast.records import Change, FileEntry
 from holdfast.resources import descent
-from holdfast.resources.descent import Cursor, kind_of, look, parts_of
+from holdfast.resources.descent import Cursor, Owner, Tree, kind_of, look, owner_of, parts_of
 
 _AREA = b"data"
 _CHUNK = 1 << 20
@@ -48,7 +48,7 @@ def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntr
     return sorted(changes, key=parts_of)
 
 
-def fill_stage(stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: int | None) -> None:
+def fill_stage(stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: Owner | None) -> None:
     """Write the files that changes put from blobs into a fresh stage. `prepare` makes them durable."""
     with Cursor(stage) as staged:
         for change in sorted(changes, key=parts_of):
@@ -83,7 +83,7 @@ def _removal(entry: FileEntry) -> Change:
 
 
 def put_file(
-    stage: Path, path_text: str, source: BinaryIO, *, owner: int | None, files: Path, mode: int = _FILE_MODE
+    stage: Path, path_text: str, source: BinaryIO, *, owner: Owner | None, files: Path | Tree, mode: int = _FILE_MODE
 ) -> FileEntry:
     """Write a file into a fresh stage, in place of any file or link that is committed there.
 
@@ -99,13 +99,13 @@ def put_file(
         with durable.temporary(staged.fd) as (file, temporary):
             sha256, size = _copy(source, file)
             if owner is not None:
-                os.fchown(file, owner, owner)
+                os.fchown(file, *owner)
             os.fchmod(file, mode)  # after the owner: a change of that one clears bits
             durable.rename(temporary, name, src_dir=staged.fd, dst_dir=staged.fd)
     return FileEntry(path=to_text(b"/".join((*parent[1:], name))), sha256=sha256, bytes=size)
 
 
-def plan_removal(path_text: str, *, files: Path, known: Mapping[str, FileEntry]) -> list[Change]:
+def plan_removal(path_text: str, *, files: Path | Tree, known: Mapping[str, FileEntry]) -> list[Change]:
     """What removes a file, or a directory with all in it. Nothing need be staged for it."""
     *parent, name = parts = (_AREA, *descent.split(path_text))
     with Cursor(files) as committed:
@@ -129,7 +129,7 @@ def _removed(path: str, status: os.stat_result, known: Mapping[str, FileEntry]) 
     return Change(path=path, action="removed", kind=kind_of(status) or "file")
 
 
-def _make_parents(staged: Cursor, parent: Sequence[bytes], committed: Cursor | None, *, owner: int | None) -> None:
+def _make_parents(staged: Cursor, parent: Sequence[bytes], committed: Cursor | None, *, owner: Owner | None) -> None:
     """Go to a directory of the stage, and make what is not there: like the committed one, if there is one."""
     for depth in range(len(parent)):
         if staged.go(parent[: depth + 1]):
@@ -140,7 +140,7 @@ def _make_parents(staged: Cursor, parent: Sequence[bytes], committed: Cursor | N
             where = to_text(b"/".join(parent[1 : depth + 1]))
             raise InvalidSetting(f"{where} is a {kind_of(old)}, not a directory", hint="choose another path")
         mode = stat.S_IMODE(old.st_mode) if old else _DIRECTORY_MODE
-        descent.make_directory(name, dir_fd=staged.fd, mode=mode, owner=old.st_uid if old else owner)
+        descent.make_directory(name, dir_fd=staged.fd, mode=mode, owner=owner_of(old) if old else owner)
         staged.enter(name)
 
 

@@ -2,10 +2,14 @@
 
     files/{data,tmp,home}    committed: the lower layer
     stages/<stage>[.work]    one run's changes: the upper layer, and the overlay's own directory
+    view/                    empty; `sandbox.overlay` builds on it what the guest sees of a shared directory
     blobs/ manifests/ log/   the host's
 
 All in the first two is the guest's: names, depth, links, modes. The host walks it without following a link and without
 recursion, and only while it must.
+
+A directory of the user's may stand for `data` (`shared`): what is committed is then that directory itself, `files/data`
+stays empty, and /tmp and $HOME begin and end with a stage.
 """
 
 import os
@@ -19,7 +23,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable
-from holdfast.resources.descent import Cursor
+from holdfast.resources.census import Census
+from holdfast.resources.descent import Cursor, Owner, Tree, chmod, owner_of
 from holdfast.sandbox.mounts import DIRECTORIES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,9 +39,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Workspace:
     """The directories of one session."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: Path | None = None) -> None:
         self.path = path
-        self.files = path / "files"
+        self.shared = shared
+        self.files = Tree(path / "files", shared)
+        self.census: Census | None = None
+        """The shared directory as it was when the run began; None: nobody has looked since it was published to."""
+        self._guest: int | None = None
+        """Whose the stages are, where the host may give files away."""
         self.blobs = path / "blobs"
         self.manifests = path / "manifests"
         self.logs = path / "log"
@@ -45,37 +55,55 @@ class Workspace:
     def create(self, *, owner: int | None) -> None:
         """Make the directories; `owner` is the guest's host uid where the host may give files away."""
         self.path.mkdir(mode=0o700)
-        for own in (self.files, self._stages, self.blobs, self.manifests, self.logs):
+        for own in (self.files.root, self._stages, self.path / "view", self.blobs, self.manifests, self.logs):
             own.mkdir(mode=0o700)
         for name in DIRECTORIES:
-            directory = self.files / name
-            directory.mkdir(mode=0o700)
-            directory.chmod(0o1777 if name == "tmp" else 0o700)
-            if owner is not None:
-                os.chown(directory, owner, owner)
+            _make_area(self.files.root / name, name, owner)
+        self._guest = owner
 
     def prepare(self, *, owner: int | None) -> None:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
         if not self.path.exists():
             self.create(owner=owner)
-        elif owner is not None and owner != self.owner:
-            _give(self.files, owner)
+        elif self.shared is None and owner is not None and owner != os.stat(self.files.root / "data").st_uid:
+            _give(self.files.root, owner)
+        self._guest = owner
 
     def new_stage(self) -> str:
         """Make the directories of a stage; its name."""
         name = secrets.token_hex(4)
-        for directory in (self.stage_path(name), self._stages / f"{name}.work"):
+        stage, work = self.stage_path(name), self._stages / f"{name}.work"
+        for directory in (stage, work):
             directory.mkdir(mode=0o700)
+        if self.shared is not None:
+            (work / "data").mkdir(mode=0o700)
+            _make_area(stage / "data", "data", self._guest, mode=stat.S_IMODE(self.shared.stat().st_mode))
+            for area in ("tmp", "home"):
+                _make_area(work / area, area, self._guest)
         return name
+
+    def hand_over(self, name: str) -> None:
+        """Give what the guest has staged to the owner of the directory that it is for: what is the guest's here is
+        his there. All is frozen."""
+        if self.shared is None or self._guest is None:
+            return
+        owner = owner_of(self.shared.stat())
+        with Cursor(self.stage_path(name)) as cursor:
+            for parts, status in cursor.walk():
+                ids = [to if found == self._guest else -1 for found, to in zip(owner_of(status), owner, strict=True)]
+                if len(parts) > 1 and ids != [-1, -1]:
+                    os.chown(parts[-1], *ids, dir_fd=cursor.fd, follow_symlinks=False)
+                    if stat.S_IMODE(status.st_mode) & 0o6000 and not stat.S_ISLNK(status.st_mode):  # chown clears them
+                        chmod(parts[-1], stat.S_IMODE(status.st_mode), dir_fd=cursor.fd)
 
     def stage_path(self, name: str) -> Path:
         """The upper layer of a stage."""
         return self._stages / name
 
     @property
-    def owner(self) -> int | None:
-        """The guest's host uid, which files put here from outside must have; None where that is our own."""
-        return (self.files / "data").stat().st_uid if os.geteuid() == 0 else None
+    def owner(self) -> Owner | None:
+        """Whose files put here from outside must be; None where they are our own anyway."""
+        return owner_of(self.files.area("data").stat()) if os.geteuid() == 0 else None
 
     def sweep_stages(self) -> None:
         """Remove every stage. Nothing is mounted on one any more, and no run wants one."""
@@ -90,7 +118,8 @@ class Workspace:
 
     def usage(self, pids: Iterable[int] = ()) -> Usage:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""
-        found = measure([*(self.files / name for name in DIRECTORIES), self._stages])
+        committed = [] if self.shared is not None else [self.files.area(name) for name in DIRECTORIES]
+        found = measure([*committed, self._stages])
         return msgspec.structs.replace(found, size_bytes=found.size_bytes + self._unlinked_bytes(pids))
 
     def _unlinked_bytes(self, pids: Iterable[int]) -> int:
@@ -98,6 +127,13 @@ class Workspace:
 
     def remove(self) -> None:
         remove_tree(self.path)
+
+
+def _make_area(directory: Path, name: str, owner: int | None, *, mode: int = 0o700) -> None:
+    directory.mkdir(mode=0o700)
+    if owner is not None:
+        os.chown(directory, owner, owner)
+    directory.chmod(0o1777 if name == "tmp" else mode)
 
 
 def _give(files: Path, owner: int) -> None:

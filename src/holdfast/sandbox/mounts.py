@@ -35,6 +35,8 @@ DIRECTORIES = {"data": WORKSPACE, "tmp": "/tmp", "home": HOME}  # noqa: S108 (th
 
 SESSIONS = "/.sessions"
 """Where a session's first process finds the sessions' directories; gone before user code runs."""
+SHARED = "/.shared"
+"""The same for a directory of the user's that sessions have as /mnt/data."""
 _READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -50,7 +52,9 @@ _ETC = {
 }
 
 
-def build_root(*, root: str, prefix: str, base_prefix: str, python: str, package: str, sessions: str) -> str:
+def build_root(
+    *, root: str, prefix: str, base_prefix: str, python: str, package: str, sessions: str, shared: str = ""
+) -> str:
     """Build the template below `root`, make it `/`, and return the guest's interpreter as a guest path.
 
     The caller is alone in a mount namespace of its own.
@@ -62,10 +66,12 @@ def build_root(*, root: str, prefix: str, base_prefix: str, python: str, package
     _bind(package, f"{root}{PACKAGE_ROOT}/holdfast")
     _make_etc(root)
     _make_dev(root)
-    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), SESSIONS, "/.old"):
+    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
         os.makedirs(root + directory, exist_ok=True)
     os.symlink("/tmp", f"{root}/var/tmp")  # noqa: S108 (the guest's own)
     linux.mount(sessions, root + SESSIONS, flags=linux.MS_BIND)
+    if shared:
+        linux.mount(shared, root + SHARED, flags=linux.MS_BIND)
     linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
     _pivot(root)
     return interpreter
@@ -76,9 +82,10 @@ def seal_root() -> None:
     linux.mount(None, "/", flags=_READ_ONLY & ~linux.MS_NODEV)
 
 
-def enter_session(*, shm_bytes: int) -> None:
+def enter_session(*, shm_bytes: int, shared: bool = False) -> None:
     """Put a session's pieces on this process's private copy of the template; its disk is there (`overlay.enter`)."""
-    linux.unmount(SESSIONS, linux.MNT_DETACH)
+    for place in (SESSIONS, SHARED) if shared else (SESSIONS,):
+        linux.unmount(place, linux.MNT_DETACH)
     shared_memory = f"size={shm_bytes},mode=1777"
     linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, shared_memory)  # noqa: S108
     # Over the template's, not instead of it: in a user namespace the kernel grants a fresh /proc only to

@@ -11,10 +11,13 @@ namespace comes last and maps two ids and no more: the guest, and pid 1.
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 
 from holdfast.sandbox import linux
 from holdfast.sandbox.mounts import GUEST_ID, INIT_ID
+
+_NO_ID = 2**32 - 1
 
 # The cgroup namespace hides where in the host's tree the session lies.
 SESSION_NAMESPACES = (
@@ -68,6 +71,43 @@ def map_guest_ids(pid: int, *, kernel_id: int, init_id: int) -> None:
         lines.append(f"{INIT_ID} {init_id} 1")
     _write(f"/proc/{pid}/uid_map", "\n".join(lines))
     _write(f"/proc/{pid}/gid_map", "\n".join(lines))
+
+
+def mapping(uid: int, gid: int, *, shown_as: int) -> int:
+    """A user namespace, as a descriptor, whose map shows one user and group as another id, and the rest as they are."""
+    here, there = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            linux.unshare(linux.CLONE_NEWUSER)
+            there.send(os.fsencode(os.readlink("/proc/self")))  # our pid as this /proc numbers it
+            there.recv(1)
+        finally:
+            os._exit(0)
+    with here, there:
+        pid = here.recv(16).decode()
+        try:
+            _write(f"/proc/{pid}/uid_map", _swapped(uid, shown_as))
+            _write(f"/proc/{pid}/gid_map", _swapped(gid, shown_as))
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            here.send(b"!")
+            os.waitpid(child, 0)
+
+
+def _swapped(first: int, second: int) -> str:
+    """All ids but for two that stand for each other.
+
+    >>> print(_swapped(0, 5))
+    0 5 1
+    5 0 1
+    1 1 4
+    6 6 4294967289
+    """
+    low, high = sorted((first, second))
+    kept = [(0, low), (low + 1, high), (high + 1, _NO_ID)]
+    lines = [f"{low} {high} 1", f"{high} {low} 1", *(f"{a} {a} {b - a}" for a, b in kept if b > a)]
+    return "\n".join(lines)
 
 
 def _enter_with_two_ids(uid: int, gid: int, second: tuple[int, int]) -> None:

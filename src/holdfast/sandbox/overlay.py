@@ -8,44 +8,56 @@ One overlay per stage; its three areas are bound to where the guest looks for th
 reached from inside: not its root, not a layer. A layer is touched only while nobody can look at it: the session is
 frozen when a stage is published, and is given the next one (`replace`), from outside, before it is thawed.
 
-All names are relative to the session's directory, because mount options have little room for paths. The layers are
-mounted without index, redirects and metacopy, whatever this kernel's defaults: the upper layer then holds whole files
-at their own paths, whiteouts and opaque directories, and no other marks that mean anything.
+Where a directory of the user's is the session's /mnt/data (`wire.Shared`), that directory is the lower layer, because
+an overlay does not follow a mount that is below it:
+
+    view/mask               a whiteout: `.holdfast`, which we keep there, does not exist for the guest
+    view/below              the directory; where root runs us, with its owner shown as the guest
+    stages/<stage>/data     what this run changed in it
+    stages/<stage>.work/    the overlay's own `data`; a new /tmp and $HOME, which end with the stage
+
+`view` is built on a file system in memory that ends with the mounting. All names are relative to the session's
+directory, because mount options have little room for paths. The layers are mounted without index, redirects and
+metacopy, whatever this kernel's defaults: the upper layer then holds whole files at their own paths, whiteouts and
+opaque directories, and no other marks that mean anything.
 """
 
 import os
 import signal
+import stat
 
-from holdfast.sandbox import linux
-from holdfast.sandbox.mounts import DIRECTORIES
+from holdfast.kernel.wire import Shared
+from holdfast.sandbox import linux, namespaces
+from holdfast.sandbox.mounts import DIRECTORIES, WORKSPACE
 
 # Mounted over for a moment, in a namespace that nobody else sees, to have a place from which to take the areas.
 _SCAFFOLD = "stages"
+_VIEW = "view"
 _INITIAL_USER_NAMESPACE = "user:[4026531837]"
+HIDDEN = ".holdfast"
+"""What is ours in a shared directory."""
 
 
 class OverlayUnavailable(OSError):
     """Linux refuses the overlay: without it no session can be staged."""
 
 
-def enter(directory: str, stage: str) -> None:
-    """Bind a session's areas, in this process's own mount namespace, which has nothing there yet."""
-    _mount(directory, stage)
-    for name, target in DIRECTORIES.items():
-        linux.mount(f"{_SCAFFOLD}/{name}", target, flags=linux.MS_BIND)
-    linux.unmount(_SCAFFOLD, linux.MNT_DETACH)
+def enter(directory: str, stage: str, shared: Shared | None = None) -> None:
+    """Attach a session's areas, in this process's own mount namespace, which has nothing there yet."""
+    for target, area in _areas(directory, stage, shared).items():
+        linux.move_mount(area, target)
+        os.close(area)
     os.chdir("/")
 
 
-def replace(directory: str, stage: str, *, init: int) -> None:
+def replace(directory: str, stage: str, shared: Shared | None, *, init: int) -> None:
     """Give the live session whose pid 1 is the pidfd `init` another stage. Ends inside its mount namespace.
 
     It has the old stage or the new one. Should it be left with neither, it is killed.
     """
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    _mount(directory, stage)
-    areas = {target: linux.open_tree(f"{_SCAFFOLD}/{name}") for name, target in DIRECTORIES.items()}
+    areas = _areas(directory, stage, shared)
     linux.setns(init, linux.CLONE_NEWNS)
     try:
         for target, area in areas.items():
@@ -62,11 +74,59 @@ def mark_options() -> str:
     return "" if os.readlink("/proc/self/ns/user") == _INITIAL_USER_NAMESPACE else ",userxattr"
 
 
-def _mount(directory: str, stage: str) -> None:
+def _areas(directory: str, stage: str, shared: Shared | None) -> dict[str, int]:
+    """Where each area belongs, and a mount of it that is not attached yet."""
     os.chdir(directory)
-    layers = f"lowerdir=files,upperdir=stages/{stage},workdir=stages/{stage}.work"
+    return _take_from_files(stage) if shared is None else _take_from_shared(stage, shared)
+
+
+def _take_from_files(stage: str) -> dict[str, int]:
+    _mount(_SCAFFOLD, lower="files", upper=f"stages/{stage}", work=f"stages/{stage}.work")
+    areas = {target: linux.open_tree(f"{_SCAFFOLD}/{name}") for name, target in DIRECTORIES.items()}
+    linux.unmount(_SCAFFOLD, linux.MNT_DETACH)
+    return areas
+
+
+def _take_from_shared(stage: str, shared: Shared) -> dict[str, int]:
+    linux.mount("tmpfs", _VIEW, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=700")
+    for name in ("mask", "below", "top"):
+        os.mkdir(f"{_VIEW}/{name}")
+    os.mknod(f"{_VIEW}/mask/{HIDDEN}", stat.S_IFCHR)
+    _attach_below(shared)
+    lower = f"{_VIEW}/mask:{_VIEW}/below"
+    _mount(f"{_VIEW}/top", lower=lower, upper=f"stages/{stage}/data", work=f"stages/{stage}.work/data")
+    own = {target: linux.open_tree(f"stages/{stage}.work/{name}") for name, target in _scratch().items()}
+    for tree in own.values():
+        linux.tame_tree(tree)
+    areas = {WORKSPACE: linux.open_tree(f"{_VIEW}/top"), **own}
+    linux.unmount(_VIEW, linux.MNT_DETACH)
+    return areas
+
+
+def _scratch() -> dict[str, str]:
+    return {name: target for name, target in DIRECTORIES.items() if target != WORKSPACE}
+
+
+def _attach_below(shared: Shared) -> None:
+    tree = linux.open_tree(shared.path)
+    if shared.guest is not None:
+        ids = namespaces.mapping(*shared.owner, shown_as=shared.guest)
+        try:
+            linux.map_tree(tree, ids)
+        except OSError as error:
+            raise OverlayUnavailable(
+                error.errno, f"the owner of its files cannot be mapped: {error.strerror}"
+            ) from error
+        finally:
+            os.close(ids)
+    linux.move_mount(tree, f"{_VIEW}/below")
+    os.close(tree)
+
+
+def _mount(target: str, *, lower: str, upper: str, work: str) -> None:
+    layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
     options = f"{layers},index=off,metacopy=off,redirect_dir=nofollow{mark_options()}"
     try:
-        linux.mount("overlay", _SCAFFOLD, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
+        linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
     except OSError as error:
         raise OverlayUnavailable(error.errno, error.strerror) from error

@@ -12,7 +12,7 @@ class SessionRow(Noun, frozen=True, kw_only=True):
     created_at: float
     generation: int
     version: int
-    settings: dict[str, int | float | str | None]
+    settings: dict[str, bool | int | float | str | None]
     """Limits, mode, environment: what `Session(...)` was asked for."""
     ckpt: str = ""
     halted: str = ""

@@ -1,0 +1,194 @@
+"""A job: a script or a notebook as one transaction over a directory of the user's.
+
+The directory itself is the session's /mnt/data (`resources.workspace`); what is kept of its jobs is in its `.holdfast`.
+It may have changed since the last job, so each begins with a look at it (`resources.census`), and what is not as the
+last manifest says is taken in first, as a version of its own with a receipt of its own (`outside`): what follows is a
+run like any other, on a state that is what the directory is.
+
+What others change while the job runs is noted, and is for the next look to take in. Where it is a file that the job
+changes too, or one of its declared inputs, the job is rolled back (`verification`).
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from holdfast import expectations, once, verbs
+from holdfast.books import Books
+from holdfast.config import Limits, Settings
+from holdfast.environments import Report
+from holdfast.kernel.conduct import Emit
+from holdfast.kernel.wire import Script
+from holdfast.model import Run
+from holdfast.planning import RunRequest
+from holdfast.receipts import receipt
+from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
+from holdfast.resources import census
+from holdfast.resources.restoring import plan_restore
+from holdfast.service import Service, open_service
+from holdfast.sessions import LiveSession, new_id
+from holdfast.settling import facts_of, settle_at_once, state_after, write_manifest
+from holdfast.statements import statement
+from holdfast.store.sqlite import Store
+from holdfast.verbs import RunOptions
+
+_LOOKED_BACK = 200
+"""Versions among which one that did the same is sought."""
+_MOST_NAMED = 100
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run."""
+
+    code: str
+    script: Script
+    options: RunOptions = {}
+    limits: Limits = Limits()
+    env: str | Path | None = None
+    force: bool = False
+    """Also where the directory already is what it made."""
+
+
+class OpenJob:
+    """A job in its directory, before, while and after it runs."""
+
+    def __init__(self, service: Service, books: Books, job: Job) -> None:
+        self._service = service
+        self._books = books
+        self._job = job
+        self._session: LiveSession | None = None
+        self._request: RunRequest | None = None
+        self._outside: list[str] = []
+
+    async def look(self) -> list[Change]:
+        """Take in what changed in the directory since the last job."""
+        workspace = self._books.workspace
+        assert workspace.shared is not None
+        directory, cache = workspace.shared, self._service.home.path / "hashes"
+        found = await anyio.to_thread.run_sync(census.take, directory, cache)
+        workspace.census = found
+        changes = await take_in(self._books, found.files)
+        self._outside = [change.path for change in changes[:_MOST_NAMED]]
+        return changes
+
+    async def committed_before(self, report: Report | None = None) -> Run | None:
+        """The run that did the same and whose result the directory is; None: it is to be run."""
+        if self._job.force or self._job.options.get("rehearse") or not self._outputs_are_there():
+            return None
+        environment = await self._service.environment(self._job.env, report)
+        same = msgspec.structs.replace(_identity(self._job), environment=environment.fingerprint)
+        manifest = self._books.state.manifest_sha256
+        run = await self._books.read(lambda store: _same_run(store, self._books.session, same, manifest))
+        return None if run is None else msgspec.structs.replace(run, ckpt=str(self._books.state.ckpt()), replayed=True)
+
+    def _outputs_are_there(self) -> bool:
+        declared = expectations.outputs(self._job.options.get("outputs"))
+        return all(expectations.matching(each.path, self._books.state.files) for each in declared)
+
+    async def plan(self, report: Report | None = None) -> RunCard:
+        """The Run Card; the kernel is up when it is there."""
+        job = self._job
+        session = await self._service.bring_up_shared(self._books, limits=job.limits, env=job.env, report=report)
+        request = verbs.request(session, job.code, job.options, timeout_s=job.limits.timeout_s)
+        card = await verbs.plan(session, msgspec.structs.replace(request, script=job.script))
+        session.single_use = True
+        self._session, self._request = session, session.plans[card.run]
+        return card
+
+    async def run(self, emit: Emit | None) -> Run:
+        assert self._session is not None
+        assert self._request is not None
+        run = await verbs.run(self._session, self._request, emit=emit)
+        return msgspec.structs.replace(run, outside=[*self._outside, *run.outside])
+
+    def interrupt(self) -> bool:
+        """Ask it to end; False: it does not run."""
+        return self._session is not None and self._session.interrupt()
+
+    def memory_bytes(self) -> int | None:
+        return self._session.memory_bytes() if self._session else None
+
+    async def close(self) -> None:
+        await self._service.close()
+
+
+async def open_job(directory: Path, job: Job, *, settings: Settings) -> OpenJob:
+    """Own a directory. What a job that was killed had begun to publish there is finished first."""
+    service = await open_service(msgspec.structs.replace(settings, workspace=directory))
+    try:
+        return OpenJob(service, await service.shared_books(), job)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await service.close()
+        raise
+
+
+# -- changed outside ---------------------------------------------------------------------------------------------
+
+
+async def take_in(books: Books, files: Mapping[str, FileEntry]) -> list[Change]:
+    """Make the directory's files those of the next version, if they are not the present one's."""
+    changes = [msgspec.structs.replace(change, mode=0) for change in plan_restore(books.state.files, files)]
+    if not changes:
+        return []
+    planned = _planned(books, len(changes))
+    done = Executed(run=planned.run, at=planned.at, error_code=None, duration_s=0.0)
+    before = books.state
+    verified = Verified(
+        run=planned.run, at=planned.at, status="committed", version=before.version + 1, stage="", changes=changes,
+        names={}, receipt=b"",
+    )  # fmt: skip
+    after = state_after(before, verified)
+    facts = msgspec.structs.replace(facts_of(planned, done, before, after), changes=changes)
+    verified = msgspec.structs.replace(verified, receipt=statement(facts))
+    await books.in_thread(lambda: write_manifest(books, after))
+    books.open[planned.run] = [planned]
+    await settle_at_once(books, verified, planned, done)
+    await books.load()  # what was changed outside cannot be brought back: how far one can walk back is another now
+    return changes
+
+
+def _planned(books: Books, count: int) -> Planned:
+    goal = f"take in {count:,} files that changed outside"
+    card = RunCard(
+        run=new_id("outside"), session=books.session, goal=goal, code_sha256=hashlib.sha256(goal.encode()).hexdigest(),
+        base=str(books.state.ckpt()),
+    )  # fmt: skip
+    return Planned(run=card.run, at=time.time(), card=card, code=goal, kind="outside")
+
+
+# -- already committed -------------------------------------------------------------------------------------------
+
+
+class _Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes two jobs the same."""
+
+    code_sha256: str
+    arguments: list[str]
+    environment: str = ""
+
+
+def _identity(job: Job) -> _Identity:
+    return _Identity(code_sha256=hashlib.sha256(job.code.encode()).hexdigest(), arguments=job.script.arguments)
+
+
+def _same_run(store: Store, session: str, wanted: _Identity, manifest: str) -> Run | None:
+    for row in store.versions(session, limit=_LOOKED_BACK):
+        if row.manifest_sha256 == manifest and _identity_of(store, row.run) == wanted:
+            body, sealed = store.result(row.run), store.receipt(row.run)
+            if body is not None and sealed:
+                return msgspec.structs.replace(once.decode(body), receipt=receipt(sealed[-1].envelope))
+    return None
+
+
+def _identity_of(store: Store, run: str) -> _Identity | None:
+    planned = next((record for record in store.records(run) if isinstance(record, Planned)), None)
+    if planned is None or planned.kind != "cell":
+        return None
+    card = planned.card
+    return _Identity(code_sha256=card.code_sha256, arguments=card.arguments, environment=card.environment)

@@ -1,0 +1,194 @@
+"""A directory of the user's as a workspace: where its files are, and that whoever publishes there is not led astray."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast import home, scripts
+from holdfast.blobs.local import LocalBlobs
+from holdfast.errors import InvalidSetting
+from holdfast.records import Change, FileEntry
+from holdfast.resources import layers, publish
+from holdfast.resources.descent import Cursor, Tree
+from holdfast.resources.hashing import digest
+
+
+class Disk:
+    """A shared directory, one stage for it, blobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory, self.stage = path / "project", path / "project/.holdfast/stages/s1"
+        self.outside = path / "outside"
+        for made in (self.outside, self.stage / "data", path / "project/.holdfast/files/data"):
+            made.mkdir(parents=True)
+        (path / "project/.holdfast/blobs").mkdir()
+        self.blobs = LocalBlobs(path / "project/.holdfast/blobs")
+        self.files = Tree(path / "project/.holdfast/files", self.directory)
+        self.known: dict[str, FileEntry] = {}
+
+    def has(self, name: str, content: str) -> None:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        with path.open("rb") as file:
+            sha256, size = digest(file.fileno())
+        self.known[name] = FileEntry(path=name, sha256=sha256, bytes=size)
+
+    def stages(self, name: str, content: str) -> None:
+        path = self.stage / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+    def changes(self) -> list[Change]:
+        return layers.read_changes(self.stage, self.files, self.known)
+
+    def publish(self, changes: list[Change], *, redo: bool = False) -> None:
+        publish.publish(self.stage, self.files, changes, self.blobs, redo=redo)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def test_what_is_staged_is_published_into_the_directory_and_the_old_is_copied(disk: Disk) -> None:
+    disk.has("changed", "old")
+    disk.stages("changed", "new")
+    disk.stages("d/added", "added")
+    (disk.directory / "changed").chmod(0o640)
+    (disk.stage / "data/changed").chmod(0o640)
+    os.link(disk.directory / "changed", disk.outside / "same")
+    changes = disk.changes()
+
+    disk.publish(changes)
+
+    assert [change.path for change in changes] == ["changed", "d", "d/added"]
+    assert (disk.directory / "changed").read_text() == "new"
+    assert (disk.directory / "d/added").read_text() == "added"
+    assert disk.blobs.has(disk.known["changed"].sha256)
+    assert ((disk.outside / "same").read_text(), (disk.outside / "same").stat().st_mode & 0o777) == ("old", 0o640)
+    assert not disk.stage.exists()
+
+
+@pytest.mark.parametrize("name", [".holdfast/journal.sqlite3", "sub/.holdfast", ".holdfast"])
+def test_nothing_is_published_into_what_is_holdfasts_own(disk: Disk, name: str) -> None:
+    disk.stages(name, "forged")
+
+    with pytest.raises(layers.Unreadable, match="where Holdfast keeps its own"):
+        disk.changes()
+
+
+def swap(disk: Disk) -> None:
+    (disk.directory / "d").rename(disk.directory / "moved")
+    (disk.directory / "d").symlink_to(disk.outside)
+
+
+def carry_off(disk: Disk) -> None:
+    (disk.directory / "d").rename(disk.outside / "d")
+
+
+@pytest.mark.parametrize("attack", [swap, carry_off])
+def test_whoever_moves_directories_about_while_they_are_published_leads_nobody_out(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Disk], None]
+) -> None:
+    for name in ("d/e/a", "d/e/b", "d/e/f/c", "z"):
+        disk.stages(name, "new")
+    changes, passed = disk.changes(), list[str]()
+
+    def crashpoint(name: str) -> None:
+        passed.append(name)
+        if passed.count("publish.renamed") == 1 and name == "publish.renamed":
+            attack(disk)
+
+    monkeypatch.setattr(publish, "crashpoint", crashpoint)
+    failed = False
+    try:
+        disk.publish(changes)
+    except OSError:
+        failed = True
+    monkeypatch.undo()
+    disk.publish(changes, redo=True)
+
+    assert failed == (attack is carry_off), "the way up leads where the way down came from, or nowhere"
+    assert [path.name for path in disk.outside.iterdir() if path.name != "d"] == []
+    assert not (disk.outside.parent / "z").exists()
+    assert (disk.directory / "z").read_text() == "new"
+
+
+def test_a_redo_leaves_alone_what_the_user_changed_since(disk: Disk) -> None:
+    disk.has("removed", "old")
+    for name in ("a", "b"):
+        disk.stages(name, "new")
+    changes = [*disk.changes(), Change(path="removed", action="removed", before=disk.known["removed"].sha256)]
+    (disk.stage / "data/a").rename(disk.directory / "a")  # as far as it had come
+    (disk.directory / "a").write_text("the user's")
+    (disk.directory / "removed").write_text("again the user's")
+
+    disk.publish(changes, redo=True)
+
+    assert {name: (disk.directory / name).read_text() for name in ("a", "b", "removed")} == {
+        "a": "the user's", "b": "new", "removed": "again the user's",
+    }  # fmt: skip
+
+
+def test_the_way_up_is_the_way_that_one_came(disk: Disk) -> None:
+    (disk.directory / "d/e").mkdir(parents=True)
+    cursor = Cursor(disk.files)
+    assert cursor.go([b"data", b"d", b"e"])
+    cursor.go([b"data"])
+    assert os.fstat(cursor.fd).st_ino == disk.directory.stat().st_ino
+    cursor.go([])
+    assert os.fstat(cursor.fd).st_ino == disk.files.root.stat().st_ino
+
+    cursor.go([b"data", b"d", b"e"])
+    (disk.directory / "d/e").rename(disk.outside / "e")
+    with pytest.raises(OSError, match="moved away"):
+        cursor.leave()
+    with pytest.raises(OSError, match="moved away"):
+        cursor.close()
+
+
+def test_some_directories_are_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user, own = tmp_path / "user", tmp_path / "user/project/holdfast"
+    (user / "other/.holdfast/sessions").mkdir(parents=True)
+    own.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(user))
+    home.refuse_unfit(user / "other", own)
+    for unfit in (Path("/"), user, user / "project", own / "sessions", user / "other/.holdfast", tmp_path):
+        with pytest.raises(InvalidSetting, match="cannot be a workspace"):
+            home.refuse_unfit(unfit, own)
+
+
+def test_a_link_in_place_of_what_holdfast_keeps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/.holdfast").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(InvalidSetting, match="it is a link"):
+        home.acquire_shared(tmp_path / "project", tmp_path / "home")
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_script_is_read_as_python_reads_it_and_knows_where_it_is(tmp_path: Path) -> None:
+    inside, elsewhere = tmp_path / "w/sub/job.py", tmp_path / "job.py"
+    inside.parent.mkdir(parents=True)
+    inside.write_bytes("# coding: latin-1\nprint('\xe4')".encode("latin-1"))
+    elsewhere.write_text("1")
+
+    code, script = scripts.read(inside, workspace=tmp_path / "w", arguments=["x"])
+    _, other = scripts.read(elsewhere, workspace=tmp_path / "w", arguments=[])
+
+    assert code.endswith("print('\xe4')")
+    assert (script.file, script.arguments) == ("/mnt/data/sub/job.py", ["x"])
+    assert other.file == "/opt/job/job.py"
+    inside.write_bytes(b"print('\xe4')")
+    with pytest.raises(InvalidSetting, match="no Python source"):
+        scripts.read(inside, workspace=tmp_path, arguments=[])
+
+
+@pytest.mark.parametrize("document", [b"no json", b'{"worksheets": []}', b'{"cells": [{"cell_type": 7}]}'])
+def test_what_is_no_notebook_is_refused(document: bytes) -> None:
+    with pytest.raises(InvalidSetting, match="no notebook"):
+        scripts.code_cells(document, name="n.ipynb")
