@@ -13,14 +13,21 @@
     GET    /v1/sessions/{id}/runs/{run}/output?stream=stdout   -> bytes
     GET    /v1/sessions/{id}/runs/{run}/events?from=N          -> events, replayed from a number, then live
     POST   /v1/sessions/{id}/runs/{run}/input  Answer, to an `Asked` event
+    POST   /v1/sessions/{id}/runs/{run}/interrupt   -> Interrupted: that run and no other, also while it waits its turn
     POST   /v1/sessions/{id}/reset|interrupt|recover|restore(Restore)|complete(AtCursor)|inspect(AtCursor)
     GET    /v1/sessions/{id}/files             -> list[FileEntry]
     GET|PUT|DELETE /v1/sessions/{id}/files/{path}              PUT, DELETE -> Written
-    GET    /v1/sessions/{id}/names|history|manifest|events
+    GET    /v1/sessions/{id}/names|history|manifest|events     events: SSE, SessionEvent
+    GET    /v1/health                          -> Health; the only one that needs no token
 
 Bodies are JSON, where bytes are base64; `Accept: application/msgpack` (and the same as Content-Type) has them as they
 are. Events are one JSON object a line (application/x-ndjson), Server-Sent Events (text/event-stream), or msgpack
-objects, each after its length in four bytes, big-endian (application/vnd.holdfast.msgpack-seq).
+objects, each after its length in four bytes, big-endian (application/vnd.holdfast.msgpack-seq). What has nothing to
+tell is answered by an empty object. A refusal is application/problem+json with `code` and `hint`; once events are under
+way, it is a `Refused` event. A client that is cut off comes back to its run by `…/events?from=N`, or with the same key;
+numbers that are missing in between were not kept (`events_gone` if all that was asked for is). If nobody comes back in
+time, the run is given up and rolled back (`run_abandoned`). In an address a file is its path, by its bytes,
+percent-encoded.
 """
 
 from typing import Any, Literal
@@ -29,7 +36,7 @@ import msgspec
 
 from holdfast.model import Display, HistoryEntry, Mode, Preflight, Run, StreamName
 from holdfast.receipts import Receipt
-from holdfast.records import RunCard
+from holdfast.records import RunCard, Status
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -110,6 +117,7 @@ class AskedRun(Body, frozen=True):
     """Or the header `If-Match`."""
     rehearse: bool = False
     preflight: Preflight | None = None
+    silent: bool = False
     stdin: bool = False
     """The client answers `Asked` events; without it `input()` fails."""
 
@@ -140,6 +148,11 @@ class AtCursor(Body, frozen=True):
     detail: int = 0
 
 
+class Health(Told, frozen=True):
+    status: Literal["ok", "stopping"]
+    version: str
+
+
 class Interrupted(Told, frozen=True):
     interrupted: bool
     """False if nothing ran."""
@@ -167,6 +180,8 @@ class Printed(Numbered, frozen=True, tag="output"):
 class Shown(Numbered, frozen=True, tag="displayed"):
     display: Display
     update: bool = False
+    result: bool = False
+    """The value of the last expression."""
 
 
 class Cleared(Numbered, frozen=True, tag="displays_cleared"):
@@ -190,4 +205,40 @@ class Refused(Numbered, frozen=True, tag="refused"):
     problem: dict[str, Any]
 
 
+# -- events of a session's life, over SSE alone ----------------------------------------------------------------------
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    at: float
+
+
+class RunBegan(Happened, frozen=True, tag="run_began"):
+    """A cell, a command, or a change of files from outside."""
+
+    run: str
+    kind: str
+    goal: str
+
+
+class RunSettled(Happened, frozen=True, tag="run_settled"):
+    run: str
+    status: Status
+    version: int
+    ckpt: str
+    reason: str = ""
+
+
+class MemoryLost(Happened, frozen=True, tag="memory_lost"):
+    """Also by a reset: the generation rose."""
+
+    generation: int
+    cause: str
+    run: str | None = None
+
+
+class SessionEnded(Happened, frozen=True, tag="session_ended"):
+    """The last one."""
+
+
+SessionEvent = RunBegan | RunSettled | MemoryLost | SessionEnded
 RunEvent = Began | Printed | Shown | Cleared | Asked | Settled | Refused

@@ -59,6 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Path
     """Where sessions, environments and logs live."""
+    workspace: Path | None = None
+    """A directory of the user's that sessions have as /mnt/data; what is to be kept of them is in its `.holdfast`."""
     memory_cap: MemoryCap = "cgroup"
     """`watchdog` samples and kills instead of a hard cap, for machines that offer no cgroup."""
 
@@ -95,3 +97,18 @@ def parse_seconds(value: float | str, *, name: str) -> float:
     if match is None or float(match[1]) == 0:
         raise InvalidSetting(f"{name}={value!r} is not a duration", hint='write seconds, or "90s", "20m"')
     return float(match[1]) * _DURATION_UNITS[(match[2] or "").lower()]
+
+
+def parse_limits(
+    *, memory: int | str, timeout: float | str | None, cpus: float, processes: int, disk: int | str
+) -> Limits:
+    """The limits of a session, as callers write them."""
+    if not cpus > 0:
+        raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
+    if processes < 8:
+        raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
+    timeout_s = Limits().timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
+    return Limits(
+        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
+        disk_bytes=parse_bytes(disk, name="disk"),
+    )  # fmt: skip

@@ -18,7 +18,25 @@
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
-    └── VerifyFailed             a chain, signature, manifest or file is not what it was
+    ├── VerifyFailed             a chain, signature, manifest or file is not what it was
+    ├── ExtraMissing             a face needs packages that are not installed
+    ├── ApiKeyUnknown            no API key of that id is in this home
+    ├── TooManySessions          the caller has as many sessions as he may
+    ├── ServerUnreachable        a server does not answer, or not any more
+    ├── RunUnknown               no run of that id is in the session
+    ├── RunAbandoned             nobody listened to it any more: it was given up and rolled back
+    ├── EventsGone               the events of a run that were asked for are not kept any more
+    ├── ServerStopping           the server takes no new work
+    └── Refused                  a server did not take the request; nothing was looked at
+        ├── Unauthorized         no token, or one that is not known
+        ├── Forbidden            the token is known, and may not do this; or a page of another site asks
+        ├── WrongHost            the request was meant for another name than ours
+        ├── Malformed            it is not HTTP as we read it
+        ├── WrongMediaType       the body is not what this server takes
+        ├── TooLarge             the body is larger than it may be
+        ├── HeadersTooLarge      there are too many headers, or they are too long
+        ├── RateLimited          too many requests in a short time
+        └── SlowClient           the body did not arrive in time
 
 Each says what happened, and in `hint` what to do next.
 """
@@ -147,3 +165,125 @@ class VerifyFailed(HoldfastError):
     """Something is not what its receipt says; the message names the first such thing."""
 
     code = "verify_failed"
+
+
+class ExtraMissing(HoldfastError):
+    """What was asked for needs packages that Holdfast does not bring along by itself."""
+
+    code = "extra_missing"
+
+
+class ApiKeyUnknown(HoldfastError):
+    """This home has no API key of that id."""
+
+    code = "api_key_unknown"
+
+
+class TooManySessions(HoldfastError):
+    """The caller has as many sessions as he may."""
+
+    code = "too_many_sessions"
+
+
+class RunUnknown(HoldfastError):
+    """This session has no run of that id."""
+
+    code = "run_unknown"
+
+
+class RunAbandoned(HoldfastError):
+    """Nothing runs on unattended: its client was gone for too long, or the server stopped. It was rolled back."""
+
+    code = "run_abandoned"
+
+
+class EventsGone(HoldfastError):
+    """They were kept for a while and within bounds. What the run printed, and how it ended, is still known."""
+
+    code = "events_gone"
+
+
+class ServerStopping(HoldfastError):
+    """The server ends what runs and takes nothing new."""
+
+    code = "server_stopping"
+
+
+class ServerUnreachable(HoldfastError):
+    """No server answers there; or the connection broke and did not come back. The message says what is in doubt."""
+
+    code = "server_unreachable"
+
+
+class Refused(HoldfastError):
+    """A server did not take the request. Nothing ran, and nothing changed."""
+
+    code = "refused"
+
+
+class Unauthorized(Refused):
+    """Who asks is not known."""
+
+    code = "unauthorized"
+
+
+class Forbidden(Refused):
+    """Who asks is known and may not do this; or a page of another site asks through somebody's browser."""
+
+    code = "forbidden"
+
+
+class WrongHost(Refused):
+    """The Host header names somebody else: a page whose name was made to point here, or a server with more names."""
+
+    code = "wrong_host"
+
+
+class Malformed(Refused):
+    """A request that two readers could take for two different ones."""
+
+    code = "malformed"
+
+
+class WrongMediaType(Refused):
+    """A body of another type than this server takes."""
+
+    code = "wrong_media_type"
+
+
+class TooLarge(Refused):
+    """A body past its limit."""
+
+    code = "too_large"
+
+
+class HeadersTooLarge(Refused):
+    """Too many headers, or too long ones."""
+
+    code = "headers_too_large"
+
+
+class RateLimited(Refused):
+    """Too many requests in a short time."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class SlowClient(Refused):
+    """A body that did not arrive in time."""
+
+    code = "slow_client"
+
+
+def by_code() -> dict[str, type[HoldfastError]]:
+    """The tree by its codes, for what a server tells. Where two share a code it is the one nearer to the root."""
+    found: dict[str, type[HoldfastError]] = {}
+    kinds: list[type[HoldfastError]] = [HoldfastError]
+    for kind in kinds:
+        found.setdefault(kind.code, kind)
+        kinds.extend(kind.__subclasses__())
+    return found

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,25 +12,34 @@ import anyio.to_thread
 import msgspec
 
 from holdfast import durable, environments
+from holdfast.api import SessionInfo
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.config import MIN_MEMORY_BYTES, Limits, Settings
 from holdfast.environments import Environment, Report
-from holdfast.errors import HoldfastError, InvalidSetting, SandboxUnavailable, SessionUnknown
-from holdfast.home import Home, acquire
+from holdfast.errors import (
+    HoldfastError,
+    InvalidSetting,
+    SandboxUnavailable,
+    SessionUnknown,
+    TooManySessions,
+)
+from holdfast.home import Home, acquire, acquire_shared
 from holdfast.journal import Journal
 from holdfast.model import Mode
 from holdfast.nodes.local import LocalNode
-from holdfast.resources.workspace import Workspace, remove_tree
+from holdfast.resources.workspace import remove_tree
 from holdfast.sandbox import cgroups
 from holdfast.sessions import LiveSession
 from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
 from holdfast.store.rows import DropSession, SessionRow
+from holdfast.store.sqlite import Store
 
 _SPARE_DELAY_S = 0.05
 """Not at once: the caller's first run comes first."""
 _RESTARTED = "the host was restarted, and memory ended with it"
+_NEW_JOB = "each job begins with empty memory"
 
 
 class Service:
@@ -45,48 +55,109 @@ class Service:
         self._spares: dict[tuple[str, Limits], LiveSession] = {}
         self._refilling: asyncio.Task[None] | None = None
         self._choosing = anyio.Lock()
+        self._coming: Counter[str] = Counter()
+        """Sessions that are being created, by owner."""
+        self._resuming: set[str] = set()
 
     async def create_session(
-        self, *, limits: Limits, mode: Mode = "strict", env: str | Path | None = None, report: Report | None = None
+        self,
+        *,
+        limits: Limits,
+        mode: Mode = "strict",
+        env: str | Path | None = None,
+        report: Report | None = None,
+        owner: str = "",
+        keep: bool = False,
+        at_most: int | None = None,
     ) -> LiveSession:
-        """A session with an empty workspace and a warm kernel."""
+        """A session with an empty workspace and a warm kernel. `owner` is whose it is, among those who share this
+        service, and `at_most` how many of his there may be; `keep`: it outlives the service."""
         if limits.memory_bytes < MIN_MEMORY_BYTES:
             raise InvalidSetting(
                 f"memory of {limits.memory_bytes:,} bytes is too little for a kernel",
                 hint=f"give it at least {MIN_MEMORY_BYTES >> 20}M",
             )
-        environment = await self._environment(env, report)
-        session = self._spares.pop((environment.prefix, limits), None) or await self._start_session(environment, limits)
+        self._coming[owner] += 1
+        try:
+            await self._refuse_if_too_many(owner, at_most)
+            environment = await self._environment(env, report)
+            session = self._spares.pop((environment.prefix, limits), None) or await self._start_session(
+                environment, limits
+            )
+            self._sessions[session.id] = session
+        finally:
+            self._coming[owner] -= 1
         session.mode = mode
-        self._sessions[session.id] = session
-        session.books.row = msgspec.structs.replace(session.books.row, settings=_settings(limits, mode, env))
+        settings = {**_settings(limits, mode, env), "owner": owner, "keep": keep}
+        session.books.row = msgspec.structs.replace(session.books.row, settings=settings)
         session.books.register()
         self._refill(environment, limits)
         return session
 
-    async def resume_session(self, session_id: str, *, report: Report | None = None) -> LiveSession:
+    async def resume_session(self, session_id: str, *, report: Report | None = None, keep: bool = False) -> LiveSession:
         """A session that an earlier owner of this home left: its files as committed, its memory empty."""
-        if session_id in self._sessions:
+        if session_id in self._sessions or session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is open already", hint="use it where it is open")
+        self._resuming.add(session_id)
+        try:
+            return await self._resume(session_id, report, keep=keep)
+        finally:
+            self._resuming.discard(session_id)
+
+    async def _resume(self, session_id: str, report: Report | None, *, keep: bool) -> LiveSession:
         row = await self.journal.read(lambda store: store.session(session_id))
         if row is None:
-            raise SessionUnknown(f"no session {session_id!r} is in this home", hint="`holdfast sessions` lists them")
+            raise unknown(session_id)
         limits, mode, env = _read_settings(row.settings)
         environment = await self._environment(env, report)
-        books = Books(self.journal, self.key, Workspace(self.home.sessions / session_id), row=row)
+        books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
         await books.load()
         books.refuse_if_halted()
         await settle_open(books)  # what could not be settled when the home was opened
         session = await self._bring_up(books, environment, limits, cause=_RESTARTED)
         session.mode = mode
         self._sessions[session_id] = session
+        if keep:
+            books.row = msgspec.structs.replace(books.row, settings={**books.row.settings, "keep": True})
+            books.register()
         return session
 
     async def _start_session(self, environment: Environment, limits: Limits) -> LiveSession:
         session_id = secrets.token_hex(5)
         row = SessionRow(id=session_id, created_at=time.time(), generation=0, version=0, settings={})
-        books = Books(self.journal, self.key, Workspace(self.home.sessions / session_id), row=row)
+        books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
         return await self._bring_up(books, environment, limits)
+
+    async def shared_books(self) -> Books:
+        """Of the one session that a shared directory has."""
+        rows = await self.journal.read(lambda store: store.sessions())
+        new = SessionRow(id=secrets.token_hex(5), created_at=time.time(), generation=0, version=0, settings={})
+        row = rows[0] if rows else new
+        books = Books(self.journal, self.key, self.home.workspace(row.id), row=row)
+        if not rows:
+            await anyio.to_thread.run_sync(lambda: books.workspace.create(owner=None))
+            books.register()
+        await books.load()
+        books.refuse_if_halted()
+        await settle_open(books)  # what could not be settled when the home was opened
+        return books
+
+    async def bring_up_shared(
+        self, books: Books, *, limits: Limits, env: str | Path | None = None, report: Report | None = None
+    ) -> LiveSession:
+        """A kernel in a shared directory, with empty memory each time."""
+        environment = await self._environment(env, report)
+        books.row = msgspec.structs.replace(
+            books.row, settings={**_settings(limits, "strict", env), "owner": "", "keep": True}
+        )
+        session = await self._bring_up(books, environment, limits, cause=_NEW_JOB if books.state.generation else "")
+        books.register()
+        self._sessions[session.id] = session
+        return session
+
+    async def environment(self, env: str | Path | None, report: Report | None = None) -> Environment:
+        """The Python that sessions would run."""
+        return await self._environment(env, report)
 
     async def _bring_up(
         self, books: Books, environment: Environment, limits: Limits, *, cause: str = ""
@@ -121,8 +192,91 @@ class Service:
 
     async def end_session(self, session: LiveSession, *, keep: bool = False) -> None:
         """End a session; kept, its files and books stay, and it can be resumed."""
-        self._sessions.pop(session.id, None)
-        await session.close(keep=keep)
+        with anyio.CancelScope(shield=True):
+            try:
+                await session.close(keep=keep)
+            finally:
+                if self._sessions.get(session.id) is session:  # it may have been resumed meanwhile
+                    del self._sessions[session.id]
+
+    # -- the sessions there are ---------------------------------------------------------------------------------
+
+    def live(self, session_id: str) -> LiveSession:
+        """One that has a kernel."""
+        if (session := self._sessions.get(session_id)) is None:
+            raise SessionUnknown(f"no session {session_id!r} is open here", hint="`holdfast ps` lists the kept ones")
+        return session
+
+    def is_live(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
+    @property
+    def live_sessions(self) -> list[LiveSession]:
+        return list(self._sessions.values())
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        """Live and kept, in order of creation."""
+
+        def read(store: Store) -> list[tuple[SessionRow, float]]:
+            return [(row, _changed_at(store, row)) for row in store.sessions()]
+
+        rows = {row.id: (row, at) for row, at in await self.journal.read(read)}
+        for session in self._sessions.values():  # one that is new may not be written down yet
+            _, at = rows.get(session.id, (session.books.row, session.books.row.created_at))
+            rows[session.id] = (session.books.row, at)
+        infos = [self._info(row, at) for row, at in rows.values()]
+        return sorted(infos, key=lambda info: (info.created_at, info.id))
+
+    async def session_info(self, session_id: str) -> SessionInfo:
+        books = await self.books(session_id)
+        at = await self.journal.read(lambda store: _changed_at(store, books.row))
+        return self._info(books.row, at)
+
+    async def books(self, session_id: str) -> Books:
+        """Of a session, live or kept: what can be known of it without a kernel."""
+        if session_id in self._sessions:
+            return self._sessions[session_id].books
+        row = await self.journal.read(lambda store: store.session(session_id))
+        if row is None:
+            raise unknown(session_id)
+        books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
+        await books.load()
+        return books
+
+    async def drop_session(self, session_id: str) -> None:
+        """End a session and delete its files and books, also one that is only kept."""
+        if session_id in self._sessions:
+            await self.end_session(self._sessions[session_id])
+            return await self.journal.wait_written()
+        if session_id in self._resuming:
+            raise InvalidSetting(f"session {session_id} is being resumed", hint="ask again when it is open")
+        books = await self.books(session_id)
+        await anyio.to_thread.run_sync(books.workspace.remove)
+        await self.journal.append(DropSession(session=session_id))
+
+    async def _refuse_if_too_many(self, owner: str, at_most: int | None) -> None:
+        if at_most is None:
+            return
+        rows = await self.journal.read(lambda store: store.sessions())
+        kept = sum(row.id not in self._sessions and row.settings.get("owner") == owner for row in rows)
+        live = sum(session.books.row.settings.get("owner") == owner for session in self._sessions.values())
+        if kept + live + self._coming[owner] > at_most:
+            raise TooManySessions(
+                f"{kept + live} sessions are there, and {at_most} is the most",
+                hint="end one that is not needed any more",
+            )
+
+    def _info(self, row: SessionRow, changed_at: float) -> SessionInfo:
+        live = self._sessions.get(row.id)
+        running = next(iter(live.books.open), None) if live else None
+        halted = row.halted or (live and live.books.stopped)
+        limits, mode, _ = _read_settings(row.settings)
+        return SessionInfo(
+            id=row.id, state="halted" if halted else "kept" if live is None else "running" if running else "ready",
+            version=row.version, generation=row.generation, ckpt=row.ckpt, mode=mode, created_at=row.created_at,
+            changed_at=changed_at, limits=msgspec.structs.asdict(limits), owner=str(row.settings.get("owner") or ""),
+            memory_bytes=live.memory_bytes() if live else None, running=running,
+        )  # fmt: skip
 
     async def end_spares(self) -> None:
         """End what waits for the next session; it starts anew when one is asked for."""
@@ -141,7 +295,7 @@ class Service:
                 with suppress(asyncio.CancelledError):
                     await self._refilling
             for session in [*self._sessions.values(), *self._spares.values()]:
-                await self.end_session(session)
+                await self.end_session(session, keep=bool(session.books.row.settings.get("keep")))
             await self.node.close()
             await anyio.to_thread.run_sync(self.node.tree.remove)
             await self.journal.close()
@@ -151,15 +305,21 @@ class Service:
         key = str(env or "")
         async with self._choosing:
             if key not in self._environments:
+                home = self.home.parent
                 self._environments[key] = (
-                    await environments.inspect(env) if env else await environments.ensure(self.home.path, report=report)
+                    await environments.inspect(env) if env else await environments.ensure(home, report=report)
                 )
         return self._environments[key]
 
 
+def unknown(session_id: str) -> SessionUnknown:
+    """Whoever may not see a session is told the same as if there were none: in these words."""
+    return SessionUnknown(f"no session {session_id!r} is in this home", hint="`holdfast ps` lists them")
+
+
 async def open_service(settings: Settings) -> Service:
     """Own a home, settle what a killed owner left unsettled, sweep what it left behind, and start the keeper."""
-    home = acquire(settings.home)
+    home = _acquire(settings)
     journal: Journal | None = None
     try:
         tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
@@ -179,11 +339,47 @@ async def open_service(settings: Settings) -> Service:
     return Service(home, node, journal, key)
 
 
+def _acquire(settings: Settings) -> Home:
+    return acquire(settings.home) if settings.workspace is None else acquire_shared(settings.workspace, settings.home)
+
+
+async def settle_shared(settings: Settings) -> None:
+    """Finish what a killed owner of a shared directory left, and nothing else."""
+    home = _acquire(settings)
+    try:
+        with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
+            tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
+            await anyio.to_thread.run_sync(tree.sweep)
+            await anyio.to_thread.run_sync(tree.remove)
+        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
+        journal = Journal(home.journal)
+        try:
+            await _settle_all(home, journal, key)
+        finally:
+            await journal.close()
+    finally:
+        home.release()
+
+
+async def drop_kept(settings: Settings, session_id: str) -> None:
+    """Delete a kept session's files and books where nobody owns the home; nothing else is touched."""
+    home = _acquire(settings)
+    try:
+        journal = Journal(home.journal)
+        try:
+            await anyio.to_thread.run_sync(home.workspace(session_id).remove)
+            await journal.append(DropSession(session=session_id))
+        finally:
+            await journal.close()
+    finally:
+        home.release()
+
+
 async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
     """We hold the lock, so whatever is here belongs to an owner that is gone: nothing of it runs any more."""
     known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
     for session, row in known.items():
-        workspace = Workspace(home.sessions / session)
+        workspace = home.workspace(session)
         if not workspace.path.is_dir():  # its owner was killed while it deleted the session
             journal.append_nowait(DropSession(session=session))
         elif not row.halted:
@@ -204,10 +400,16 @@ async def _settle_session(books: Books) -> None:
 
 def _sweep(home: Home, known: set[str]) -> None:
     """Sessions that never got as far as a record, and a key that was not finished."""
-    durable.sweep(home.keys)
+    if home.shared is None:
+        durable.sweep(home.keys)
     for directory in home.sessions.iterdir():
         if directory.name not in known:
             remove_tree(directory)
+
+
+def _changed_at(store: Store, row: SessionRow) -> float:
+    latest = store.versions(row.id, limit=1)
+    return latest[0].at if latest else row.created_at
 
 
 def _settings(limits: Limits, mode: Mode, env: str | Path | None) -> dict[str, int | float | str | None]:

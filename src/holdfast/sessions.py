@@ -48,6 +48,8 @@ class LiveSession:
         self.once = Once()
         self.plans: dict[str, RunRequest] = {}
         """Made and not yet run."""
+        self.single_use = False
+        """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
         self._turn = anyio.Lock()
@@ -55,6 +57,8 @@ class LiveSession:
         self._wanted = asyncio.Event()
         """Somebody waits for it."""
         self._closed = False
+        self.ended = asyncio.Event()
+        """Nothing of it is left but, if it was kept, its files and books."""
 
     @property
     def generation(self) -> int:
@@ -75,6 +79,11 @@ class LiveSession:
             self.books.begin()
         else:
             self.books.lose_memory(cause, run=run)
+
+    def memory_bytes(self) -> int | None:
+        """In use now; None: no kernel is up."""
+        now = self.computer.now
+        return now.cgroup.memory_now_bytes() if now else None
 
     def remember_plan(self, run: str, request: RunRequest) -> None:
         while len(self.plans) >= _MOST_PLANS:
@@ -104,7 +113,7 @@ class LiveSession:
 
     async def output(self, run_id: str, stream: StreamName) -> bytes:
         """All that a run printed, as far as it is still kept."""
-        path = log_file(self.workspace.logs / _checked(run_id), stream)
+        path = log_file(self.workspace.logs / checked_id(run_id), stream)
         return await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
@@ -134,6 +143,7 @@ class LiveSession:
                 await self.wait_settled()
                 await self.computer.close()
                 await self._put_away(keep=keep)
+                self.ended.set()
 
     async def _put_away(self, *, keep: bool) -> None:
         if keep and self.books.open:  # a disk that failed; its stages are for whoever opens the session next
@@ -206,7 +216,9 @@ class LiveSession:
         with anyio.move_on_after(_REPLY_FIRST_S):
             await self._wanted.wait()
         try:
-            if self.published:
+            if self.single_use:
+                await computer.end_kernel()
+            elif self.published:
                 self.published = False
                 await computer.restage()
             if changes_memory:
@@ -233,12 +245,13 @@ class LiveSession:
         """A question that the guest answers by itself, without running a cell."""
         async with self.turn(changes_memory=False) as computer:
             assert computer.now is not None
-            with anyio.move_on_after(_QUICK_S):
-                await computer.now.kernel.send(request)
-                if (reply := await computer.now.kernel.expect(kind)) is not None:
-                    return reply
-            # It died, or threads or hooks of the user's hold it; it is not to answer later out of turn.
-            await self.roll_back(alive=False, cause="the kernel did not answer")
+            with anyio.CancelScope(shield=True):  # nobody else is to get the answer of one who went away
+                with anyio.move_on_after(_QUICK_S):
+                    await computer.now.kernel.send(request)
+                    if (reply := await computer.now.kernel.expect(kind)) is not None:
+                        return reply
+                # It died, or threads or hooks of the user's hold it; it is not to answer later out of turn.
+                await self.roll_back(alive=False, cause="the kernel did not answer")
             return None
 
     def _refuse_if_closed(self) -> None:
@@ -260,7 +273,7 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(6)}"
 
 
-def _checked(run_id: str) -> str:
+def checked_id(run_id: str) -> str:
     """An id becomes a file name."""
     if not run_id.replace("_", "").isalnum():
         raise InvalidSetting(f"{run_id!r} is not the id of a run", hint="take it from run.id")

@@ -9,13 +9,17 @@ import anyio.to_thread
 import msgspec
 
 from holdfast import expectations, recovery, transaction, workfiles
-from holdfast.errors import InvalidSetting, SessionHalted
+from holdfast.api import RunRecord
+from holdfast.books import Books
+from holdfast.errors import InvalidSetting, RunUnknown, SessionHalted
 from holdfast.expectations import Declared, PathLike
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import HistoryEntry, Mode, Preflight, Recovery, Run
 from holdfast.planning import RunRequest
+from holdfast.receipts import receipt
 from holdfast.records import Planned, RunCard
 from holdfast.sessions import LiveSession
+from holdfast.store.sqlite import Store
 
 _PIECE_BYTES = 1 << 20
 
@@ -46,9 +50,14 @@ class RunOptions(TypedDict, total=False):
 
 def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, timeout_s: float) -> RunRequest:
     """What a caller asks for, checked."""
-    _refuse_unknown(options)
     if isinstance(code, RunCard):
         return _planned_request(session, code, options)
+    return new_request(code, options, timeout_s=timeout_s)
+
+
+def new_request(code: str, options: RunOptions, *, timeout_s: float) -> RunRequest:
+    """The same for what was not planned before."""
+    _refuse_unknown(options)
     return RunRequest(
         code=code,
         timeout_s=timeout_s,
@@ -67,12 +76,20 @@ def request(session: LiveSession, code: str | RunCard, options: RunOptions, *, t
 
 
 def _planned_request(session: LiveSession, card: RunCard, options: RunOptions) -> RunRequest:
-    planned = session.plans.get(card.run)
+    refuse_beside_plan(options)
+    return planned(session, card.run)
+
+
+def planned(session: LiveSession, run: str) -> RunRequest:
+    """What a plan asks for that has not run yet."""
+    if (waiting := session.plans.get(run)) is None:
+        raise InvalidSetting(f"{run} is no plan that waits here", hint="plan() again; each plan runs once")
+    return waiting
+
+
+def refuse_beside_plan(options: RunOptions) -> None:
     if options:
         raise InvalidSetting("a plan is run as it is", hint="pass these to plan() instead: " + ", ".join(options))
-    if planned is None:
-        raise InvalidSetting(f"{card.run} is no plan that waits here", hint="plan() again; each plan runs once")
-    return planned
 
 
 def _refuse_unknown(options: RunOptions) -> None:
@@ -137,8 +154,21 @@ async def history(session: LiveSession, *, limit: int) -> list[HistoryEntry]:
 
 async def code(session: LiveSession, run: str) -> str:
     """The code that a run was asked to execute."""
-    records = await session.books.read(lambda store: store.records(run))
-    planned = [record for record in records if isinstance(record, Planned) and record.card.session == session.id]
-    if not planned:
-        raise InvalidSetting(f"{run!r} is no run of this session", hint="history() lists them")
-    return planned[0].code
+    return (await record(session.books, run)).code
+
+
+async def record(books: Books, run: str) -> RunRecord:
+    """A run as the journal has it."""
+
+    def read(store: Store) -> RunRecord | None:
+        planned = next((each for each in store.records(run) if isinstance(each, Planned)), None)
+        if planned is None or planned.card.session != books.session:
+            return None
+        receipts = store.receipt(run)
+        sealed = receipt(receipts[-1].envelope) if receipts else None
+        entry = workfiles.history_entry(store, run)
+        return RunRecord(entry=entry, card=planned.card, code=planned.code, receipt=sealed)
+
+    if (found := await books.read(read)) is None:
+        raise RunUnknown(f"{run!r} is no run of session {books.session}", hint="history() lists them")
+    return found

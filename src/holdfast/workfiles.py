@@ -17,7 +17,7 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError
+from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, StateMoved
 from holdfast.expectations import PathLike
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry
@@ -64,7 +64,7 @@ def list_files(session: LiveSession) -> list[FileEntry]:
 
 def open_committed(session: LiveSession, path: PathLike) -> BinaryIO:
     """A committed file, to be read piece by piece."""
-    return os.fdopen(open_file(session.workspace.files / "data", entry(session, path).path), "rb")
+    return os.fdopen(open_file(session.workspace.files.area("data"), entry(session, path).path), "rb")
 
 
 def entry(session: LiveSession, path: PathLike) -> FileEntry:
@@ -80,13 +80,14 @@ async def history(books: Books, *, limit: int) -> list[HistoryEntry]:
     """The session's runs, newest first."""
 
     def read(store: Store) -> list[HistoryEntry]:
-        told = [_entry(store, run) for run in store.runs(books.session, limit=limit, newest_first=True)]
+        told = [history_entry(store, run) for run in store.runs(books.session, limit=limit, newest_first=True)]
         return [entry for entry in told if entry is not None]
 
     return await books.read(read)
 
 
-def _entry(store: Store, run: str) -> HistoryEntry | None:
+def history_entry(store: Store, run: str) -> HistoryEntry | None:
+    """None: there is no such run, or it is not settled."""
     records = store.records(run)
     planned = next((r for r in records if isinstance(r, Planned)), None)
     settled = next((r for r in records if isinstance(r, Settled)), None)
@@ -101,16 +102,25 @@ def _entry(store: Store, run: str) -> HistoryEntry | None:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-async def write(session: LiveSession, path: PathLike, source: BinaryIO) -> Written:
-    """Put a file in place, streamed; what was there before goes to blobs."""
+async def write(session: LiveSession, path: PathLike, source: BinaryIO, *, replaces: str | None = None) -> Written:
+    """Put a file in place, streamed; what was there before goes to blobs. `replaces` is the SHA-256 that this must have
+    had, or "" if nothing may have been there."""
     name = one_path(session, path)
 
     def fill(stage: Path) -> list[Change]:
+        _refuse_if_another(session, name, replaces)
         workspace, bounded = session.workspace, _Bounded(source, session.computer.disk.left_bytes)
         put_file(stage, name, cast(BinaryIO, bounded), owner=workspace.owner, files=workspace.files)
         return read_changes(stage, workspace.files, session.books.state.files)
 
     return await _change(session, kind="write", goal=f"write {name}", fill=fill)
+
+
+def _refuse_if_another(session: LiveSession, name: str, wanted: str | None) -> None:
+    here = session.books.state.files.get(name)
+    if wanted is not None and wanted != (here.sha256 if here else ""):
+        found = f"has the SHA-256 {here.sha256}" if here else "is not there"
+        raise StateMoved(f"{name} {found}", hint="read it again, and write it again if you still want to")
 
 
 async def remove(session: LiveSession, path: PathLike) -> Written:

@@ -1,0 +1,97 @@
+"""`holdfast keys`: who else may use this home's server. It works beside a running server, and without one."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.telling import told
+
+if TYPE_CHECKING:  # the command line starts quickly: what a command needs is imported when it runs
+    from rich.table import Table
+
+    from holdfast.access import ApiKey, KeyRing
+
+app = typer.Typer(name="keys", no_args_is_help=True, help="API keys of a server: make, list and revoke them.")
+
+Home = Annotated[Path | None, typer.Option(help="Home directory. [dim]Default: $HOLDFAST_HOME[/dim]", metavar="DIR")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Whose it is, or what for: shown in the list.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and show it, this once. Only its hash is kept.
+
+    \b
+      curl -H "Authorization: Bearer $(holdfast keys add laptop)" http://127.0.0.1:8787/v1/sessions
+    """
+    with told(as_json=as_json):
+        import msgspec
+
+        made, key = _ring(home).add(name)
+        if as_json:
+            print(msgspec.json.encode({**msgspec.to_builtins(made), "key": key}).decode())
+            return
+        print(key, flush=True)
+        typer.echo(f"It is shown this once. To end it: holdfast keys revoke {made.id}", err=True)
+
+
+@app.command("list")
+def list_keys(home: Home = None, as_json: Json = False) -> None:
+    """List all keys, oldest first: id, name, when it was made, last used (to the hour), and revoked."""
+    with told(as_json=as_json):
+        import msgspec
+
+        from holdfast.cli.terminal import console
+
+        keys = _ring(home).keys()
+        if as_json:
+            print(msgspec.json.encode(keys).decode())
+        elif not keys:
+            print("there are no API keys; holdfast keys add NAME makes one")
+        else:
+            console().print(_table(keys))
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The id of a key: the part between hf_ and the next _.", metavar="ID")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Revoke a key: a running server refuses it from the next request on. Its sessions stay."""
+    with told(as_json=as_json):
+        import msgspec
+
+        revoked = _ring(home).revoke(key_id)
+        print(msgspec.json.encode(revoked).decode() if as_json else f"{revoked.id} ({revoked.name}) is revoked")
+
+
+def _ring(home: Path | None) -> "KeyRing":
+    from holdfast.access import KeyRing
+    from holdfast.config import default_home
+
+    where = default_home() if home is None else home.expanduser().absolute()
+    return KeyRing(where / "keys")
+
+
+def _table(keys: list["ApiKey"]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("key", "name", "made (UTC)", "last used", "revoked"):
+        table.add_column(name, no_wrap=name != "name", overflow="fold")
+    for key in keys:
+        # As text, not as markup: a name is what somebody typed. It is printable, or it was not taken.
+        table.add_row(key.id, Text(key.name), _when(key.created_at), _when(key.last_used_at), _when(key.revoked_at))
+    return table
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
