@@ -1,6 +1,7 @@
 """`AsyncSession` for code without an event loop: the same verbs, blocking, from any thread."""
 
 import queue
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -10,15 +11,18 @@ import anyio
 import anyio.to_thread
 
 from holdfast import engine
+from holdfast.api import SessionInfo
 from holdfast.client import AsyncSession, Verb, as_stream, download, read_whole, shell_result, upload
 from holdfast.kernel.conduct import Ask, Emit
-from holdfast.model import Completions, Event, HistoryEntry, Name, Recovery, Run, ShellResult, StreamName
+from holdfast.model import Completions, Event, HistoryEntry, Name, Output, Recovery, Run, ShellResult, StreamName
 from holdfast.records import FileEntry, RunCard
 from holdfast.verbs import RunOptions
 from holdfast.watching import OnDisplay, OnEvent, OnText, deliverer, pump
 from holdfast.workfiles import Written
 
 T = TypeVar("T")
+_CATCH_UP_S = 10.0
+"""A callback that failed is called no more: it is not waited for longer than this."""
 
 
 class Session:
@@ -31,7 +35,8 @@ class Session:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, env, home, memory_cap, report."""
+        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, env, mode, preflight, resume; and
+        where: home, memory_cap, report, shared; or url, token."""
         self._session = AsyncSession(**settings)
         engine.wait(self._session._open)
 
@@ -59,6 +64,10 @@ class Session:
     def ckpt(self) -> str:
         return self._session.ckpt
 
+    def info(self) -> SessionInfo:
+        """Where it stands: state, limits, memory in use, the run that is under way."""
+        return self._do(lambda reached: reached.info())
+
     def run(
         self,
         code: str | RunCard,
@@ -78,8 +87,13 @@ class Session:
         """
         reached, chosen = self._session._reached, self._session._options(code, options)
         deliver = deliverer(on_stdout, on_stderr, on_display, on_event)
-        ask = None if on_input is None else _in_thread(on_input)
-        return self._watched(lambda emit: reached.run(code, chosen, emit=emit, ask=ask), deliver)
+        if on_input is None:
+            return self._watched(lambda emit: reached.run(code, chosen, emit=emit), deliver)
+        asker = _Asker(on_input)
+        return self._watched(
+            lambda emit: reached.run(code, chosen, emit=emit, ask=asker.asking(emit)),
+            deliver and asker.noticing(deliver),
+        )
 
     def plan(self, code: str, **options: Unpack[RunOptions]) -> RunCard:
         """The Run Card of a run, without running anything. `run(card)` then executes exactly that."""
@@ -182,41 +196,78 @@ class Session:
     def _watched(
         self, verb: Callable[[Emit | None], Coroutine[Any, Any, T]], deliver: Callable[[Event], object] | None
     ) -> T:
-        """Carry out a verb in the event loop while this thread hands its events to the callbacks."""
-        if deliver is None:
-            return self._interruptible(lambda: verb(None))
-        events: queue.Queue[Event | None] = queue.Queue(maxsize=1000)
+        return watched(verb, deliver, interrupt=self.interrupt)
 
-        async def emit(event: Event) -> None:
-            try:
-                events.put_nowait(event)
-            except queue.Full:  # a slow callback slows the kernel down, not the other sessions
-                await anyio.to_thread.run_sync(events.put, event)
 
-        async def carry_out() -> T:
-            try:
-                return await verb(emit)
-            finally:
-                await anyio.to_thread.run_sync(events.put, None)
+def watched(
+    verb: Callable[[Emit | None], Coroutine[Any, Any, T]],
+    deliver: Callable[[Event], object] | None,
+    *,
+    interrupt: Callable[[], object],
+) -> T:
+    """Carry out a verb in the event loop while this thread hands its events to the callbacks."""
+    if deliver is None:
+        return _interruptible(lambda: verb(None), interrupt)
+    events: queue.Queue[Event | None] = queue.Queue(maxsize=1000)
 
-        return self._interruptible(carry_out, lambda: pump(events, deliver))
-
-    def _interruptible(
-        self, verb: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None] = lambda: None
-    ) -> T:
-        future = engine.start(verb)
+    async def emit(event: Event) -> None:
         try:
-            meanwhile()
-            return future.result()
-        except KeyboardInterrupt:
-            self.interrupt()
-            meanwhile()  # what is on its way must still be taken, or the run could not end
-            future.result()
-            raise
+            events.put_nowait(event)
+        except queue.Full:  # a slow callback slows the kernel down, not the other sessions
+            await anyio.to_thread.run_sync(events.put, event)
+
+    async def carry_out() -> T:
+        try:
+            return await verb(emit)
+        finally:
+            await anyio.to_thread.run_sync(events.put, None)
+
+    return _interruptible(carry_out, interrupt, lambda: pump(events, deliver))
 
 
-def _in_thread(on_input: Callable[[str, bool], str]) -> Ask:
-    async def ask(prompt: str, password: bool) -> str:
-        return await anyio.to_thread.run_sync(on_input, prompt, password, abandon_on_cancel=True)
+def _interruptible(
+    verb: Callable[[], Coroutine[Any, Any, T]],
+    interrupt: Callable[[], object],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> T:
+    future = engine.start(verb)
+    try:
+        meanwhile()
+        return future.result()
+    except KeyboardInterrupt:
+        interrupt()
+        meanwhile()  # what is on its way must still be taken, or the run could not end
+        future.result()
+        raise
 
-    return ask
+
+class _Asker:
+    """Calls `on_input` in a thread of its own, when the callbacks have seen all that was printed before."""
+
+    def __init__(self, on_input: Callable[[str, bool], str]) -> None:
+        self._on_input = on_input
+        self._mark = Output(stream="stdout", text="")
+        self._seen = threading.Event()
+
+    def noticing(self, deliver: Callable[[Event], object]) -> Callable[[Event], object]:
+        def notice(event: Event) -> object:
+            if event is not self._mark:
+                return deliver(event)
+            self._seen.set()
+            return None
+
+        return notice
+
+    def asking(self, emit: Emit | None) -> Ask:
+        async def ask(prompt: str, password: bool) -> str:
+            if emit is not None:
+                self._seen.clear()
+                await emit(self._mark)
+            return await anyio.to_thread.run_sync(self._ask, prompt, password, emit is not None, abandon_on_cancel=True)
+
+        return ask
+
+    def _ask(self, prompt: str, password: bool, watched: bool) -> str:
+        if watched:
+            self._seen.wait(_CATCH_UP_S)
+        return self._on_input(prompt, password)

@@ -7,7 +7,7 @@ process, or with `url=` one at a server.
 
 import io
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +15,15 @@ from typing import BinaryIO, TypeVar, Unpack
 
 import anyio.to_thread
 
-from holdfast import engine, verbs
-from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
+from holdfast import engine, shared, verbs
+from holdfast.api import CreateSession, SessionInfo
+from holdfast.config import Settings, default_home, parse_limits
 from holdfast.environments import Report
-from holdfast.errors import InvalidSetting, SessionClosed
+from holdfast.errors import HomeBusy, InvalidSetting, ServerStopping, ServerUnreachable, SessionClosed
 from holdfast.kernel.conduct import Ask
 from holdfast.model import (
     Completions,
+    Event,
     HistoryEntry,
     MemoryCap,
     Mode,
@@ -38,12 +40,11 @@ from holdfast.service import Service
 from holdfast.transports import Transport
 from holdfast.transports.embedded import Embedded
 from holdfast.verbs import RunOptions
-from holdfast.watching import OnDisplay, OnEvent, OnText, emitter
+from holdfast.watching import OnDisplay, OnEvent, OnText, emitter, streamed
 from holdfast.workfiles import Written
 
 T = TypeVar("T")
 Verb = Callable[[Transport], Awaitable[T]]
-_TIMEOUT_S = Limits().timeout_s
 
 
 class AsyncSession:
@@ -66,11 +67,25 @@ class AsyncSession:
         mode: Mode = "strict",
         preflight: Preflight = "warn",
         resume: str | None = None,
+        keep: bool = False,
         report: Report | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        shared: bool = False,
     ) -> None:
         """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold.
-        `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had."""
-        self._limits = _limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
+        `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had. With `keep` its
+        files and books stay, for `resume`, also if this process ends without closing it.
+
+        With `url` the session is one at a server: `http://…`, or `unix:/path/socket`; `token` is its token or an API
+        key, otherwise what HOLDFAST_TOKEN says. With `shared` it is one at the home's own server, which is started if
+        need be and ends when nobody uses it. A home that another process owns and serves is used through that one.
+        """
+        if url is not None:
+            _refuse_beside_url(home=home, memory_cap=memory_cap, report=report, shared=shared)
+        elif token is not None:
+            raise InvalidSetting("token= without url=", hint="name the server: url=")
+        self._limits = parse_limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
         self._timeout = timeout
         path = default_home() if home is None else Path(home).expanduser().absolute()
         self._settings = Settings(home=path, memory_cap=memory_cap)
@@ -79,6 +94,13 @@ class AsyncSession:
         self._preflight: Preflight = verbs.one_of(Preflight, "preflight", preflight)
         self._resume = resume
         self._report = report
+        self._url, self._token, self._shared = url, token, shared
+        named = env if env is None or url else Path(env).expanduser().absolute()
+        self._wanted = CreateSession(
+            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk,
+            env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
+            keep=keep, attached=url is None,
+        )  # fmt: skip
         self._transport: Transport | None = None
 
     async def open(self) -> "AsyncSession":
@@ -87,14 +109,41 @@ class AsyncSession:
 
     async def _open(self) -> None:
         if self._transport is None:
-            self._transport = await self._begin(await engine.service(self._settings))
+            self._transport = await self._reach()
+
+    async def _reach(self) -> Transport:
+        home = self._settings.home
+        if self._url is not None:
+            return await self._begin_at(self._url, self._token or os.environ.get("HOLDFAST_TOKEN"))
+        if self._shared and not engine.owns(home):
+            try:
+                return await self._begin_at(f"unix:{await shared.ensure(home)}")
+            except (ServerUnreachable, ServerStopping):  # it ended in this very moment: then another one is started
+                return await self._begin_at(f"unix:{await shared.ensure(home)}")
+        try:
+            return await self._begin(await engine.service(self._settings))
+        except HomeBusy:
+            serving = await shared.find(home)
+            if serving is None or self._settings.memory_cap != "cgroup":  # which cap is there is its owner's choice
+                raise
+            return await self._begin_at(f"unix:{serving}")
+
+    async def _begin_at(self, url: str, token: str | None = None) -> Transport:
+        """A session at a server. At one of this machine's it ends with this process, however that ends."""
+        # Only here: whoever runs code in his own process does not wait until an HTTP client is loaded.
+        from holdfast.transports.connection import Connection
+        from holdfast.transports.http import open_session
+
+        session = await open_session(Connection(url, token=token), self._wanted)
+        engine.keep(session)
+        return session
 
     async def _begin(self, service: Service) -> Transport:
         if self._resume is not None:
-            live = await service.resume_session(self._resume, report=self._report)
+            live = await service.resume_session(self._resume, report=self._report, keep=self._wanted.keep)
         else:
             live = await service.create_session(
-                limits=self._limits, mode=self._mode, env=self._env, report=self._report
+                limits=self._limits, mode=self._mode, env=self._env, report=self._report, keep=self._wanted.keep
             )
         live.preflight = self._preflight
         return Embedded(service, live)
@@ -126,6 +175,10 @@ class AsyncSession:
         """Names the state that the session is in."""
         return self._reached.ckpt
 
+    async def info(self) -> SessionInfo:
+        """Where it stands: state, limits, memory in use, the run that is under way."""
+        return await self._do(lambda reached: reached.info())
+
     async def run(
         self,
         code: str | RunCard,
@@ -146,6 +199,21 @@ class AsyncSession:
         emit = emitter(on_stdout, on_stderr, on_display, on_event)
         chosen = self._options(code, options)
         return await self._do(lambda reached: reached.run(code, chosen, emit=emit, ask=on_input))
+
+    async def stream(
+        self, code: str | RunCard, *, on_input: Ask | None = None, **options: Unpack[RunOptions]
+    ) -> AsyncGenerator[Event | Run, None]:
+        """The same, event by event as they happen, and the `Run` as the last. Whoever stops reading stops the run.
+
+        A slow reader slows the cell down: it is at most a hundred events ahead.
+        """
+
+        async def run(on_event: OnEvent) -> Run:
+            return await self.run(code, on_event=on_event, on_input=on_input, **options)
+
+        async with aclosing(streamed(run)) as events:
+            async for event in events:
+                yield event
 
     async def plan(self, code: str, **options: Unpack[RunOptions]) -> RunCard:
         """The Run Card of a run, without running anything. `run(card)` then executes exactly that."""
@@ -240,6 +308,7 @@ class AsyncSession:
     async def _close(self, *, keep: bool = False) -> None:
         transport, self._transport = self._transport, None
         if transport is not None:
+            engine.forget(transport)
             await transport.close(keep=keep)
 
     async def _do(self, verb: Verb[T]) -> T:
@@ -317,13 +386,8 @@ def _place(path: str, target: Path) -> Path:
     return target / os.fsdecode(to_bytes(path).rpartition(b"/")[2]) if target.is_dir() else target
 
 
-def _limits(*, memory: int | str, timeout: float | str | None, cpus: float, processes: int, disk: int | str) -> Limits:
-    if not cpus > 0:
-        raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
-    if processes < 8:
-        raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
-    timeout_s = _TIMEOUT_S if timeout is None else parse_seconds(timeout, name="timeout")
-    return Limits(
-        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
-        disk_bytes=parse_bytes(disk, name="disk"),
-    )  # fmt: skip
+def _refuse_beside_url(**settings: object) -> None:
+    """What a server chose for itself when it was started."""
+    for name, value in settings.items():
+        if value not in (None, False, "cgroup"):
+            raise InvalidSetting(f"{name}= has no meaning with url=", hint=f"leave it out: {name} is the server's own")

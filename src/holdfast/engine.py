@@ -12,16 +12,24 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from holdfast.config import Settings
-from holdfast.errors import InvalidSetting
+from holdfast.errors import HoldfastError, InvalidSetting
 from holdfast.service import Service, open_service
 
 T = TypeVar("T")
 Verb = Callable[[], Coroutine[Any, Any, T]]
+_FAREWELL_S = 5.0
+"""For telling servers, when the process ends, that its sessions there end too."""
+
+
+class Elsewhere(Protocol):
+    """A session of this process's that is at a server."""
+
+    async def end(self) -> None: ...
 
 
 class _Engine:
@@ -30,6 +38,7 @@ class _Engine:
         self._opening = anyio.Lock()
         self._services: dict[Path, tuple[Settings, Service]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
+        self.elsewhere: set[Elsewhere] = set()
         self._thread = threading.Thread(target=self._run, name="holdfast", daemon=True)
         self._thread.start()
 
@@ -70,6 +79,10 @@ class _Engine:
         self._thread.join()
 
     async def _close_services(self) -> None:
+        with anyio.move_on_after(_FAREWELL_S):
+            for session in list(self.elsewhere):
+                with contextlib.suppress(HoldfastError):
+                    await session.end()
         while self._services:
             _, (_, service) = self._services.popitem()
             await service.close()
@@ -126,6 +139,20 @@ def call(function: Callable[[], T]) -> T:
         return function()
 
     return wait(called)
+
+
+def owns(home: Path) -> bool:
+    """Whether this process has the home open; to be called inside the engine."""
+    return home in _running()._services
+
+
+def keep(session: Elsewhere) -> None:
+    """It is to end with this process, unless it ends before; to be called inside the engine."""
+    _running().elsewhere.add(session)
+
+
+def forget(session: object) -> None:
+    _running().elsewhere.discard(session)
 
 
 async def service(settings: Settings) -> Service:

@@ -1,14 +1,17 @@
 """Handing a run's events to a caller's callbacks, in the thread that the caller expects them in."""
 
+import asyncio
 import queue
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any
 
 from holdfast.kernel.conduct import Emit
-from holdfast.model import Display, Displayed, Event, Output
+from holdfast.model import Display, Displayed, Event, Output, Run
 
 OnText = Callable[[str], object]
 OnDisplay = Callable[[Display], object]
 OnEvent = Callable[[Event], object]
+_AHEAD = 100
 
 
 def pump(events: "queue.Queue[Event | None]", deliver: Callable[[Event], object]) -> None:
@@ -55,3 +58,31 @@ def emitter(
             await waiting
 
     return emit
+
+
+async def streamed(run: Callable[[OnEvent], Coroutine[Any, Any, Run]]) -> AsyncGenerator[Event | Run, None]:
+    """A run's events in the caller's own event loop, and the run as the last. Left early, it is cancelled."""
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event](maxsize=_AHEAD)
+
+    async def put(event: Event) -> None:
+        """Called in the engine's event loop, which goes on when there is room."""
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(events.put(event), loop))
+
+    running = asyncio.create_task(run(put))
+    getting: asyncio.Task[Event] | None = None
+    try:
+        while not running.done():
+            getting = getting or asyncio.create_task(events.get())
+            await asyncio.wait({running, getting}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                event, getting = getting.result(), None
+                yield event
+        if getting is not None and getting.done():
+            yield getting.result()
+        while not events.empty():
+            yield events.get_nowait()
+        yield running.result()
+    finally:
+        running.cancel()
+        if getting is not None:
+            getting.cancel()

@@ -5,6 +5,7 @@ import doctest
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ import holdfast
 import holdfast.blocking
 import holdfast.config
 import holdfast.paths
-from holdfast import AsyncSession, HoldfastError, Session
+from holdfast import AsyncSession, HoldfastError, Run, Session
+from holdfast.model import Displayed, Output
+from holdfast.transports import connection
+
+TRANSPORTS = True
 
 # -- results -----------------------------------------------------------------------------------------------------
 
 
 def test_the_examples_in_the_documentation_are_true() -> None:
-    for module in (holdfast, holdfast.blocking, holdfast.config, holdfast.paths):
+    for module in (holdfast, holdfast.blocking, holdfast.config, holdfast.paths, connection):
         found = doctest.testmod(module)
         assert (found.failed, found.attempted > 0) == (0, True)
 
@@ -266,9 +271,9 @@ def test_two_threads_may_use_one_session(session: Session) -> None:
     assert session.run("sorted(seen) == list(range(20))").text == "True"
 
 
-def test_many_sessions_run_side_by_side() -> None:
+def test_many_sessions_run_side_by_side(where: dict[str, Any]) -> None:
     def journey(n: int) -> tuple[str | None, str, str]:
-        with Session(memory="128M") as session:
+        with Session(memory="128M", **where) as session:
             session.run(f"x = {n}\nopen('f', 'w').write(str(x))")
             return session.run("x").text, session.shell("cat f").stdout, session.id
 
@@ -279,10 +284,10 @@ def test_many_sessions_run_side_by_side() -> None:
     assert len({id for _, _, id in found}) == 10
 
 
-def test_the_async_session_has_the_same_verbs() -> None:
+def test_the_async_session_has_the_same_verbs(where: dict[str, Any]) -> None:
     async def journey() -> None:
         pieces: list[str] = []
-        async with AsyncSession(memory="256M") as session:
+        async with AsyncSession(memory="256M", **where) as session:
             run = await session.run("print('out'); x = 21; x * 2", on_stdout=pieces.append)
             assert (run.text, "".join(pieces)) == ("42", "out\n")
             assert (await session.shell("echo s")).stdout == "s\n"
@@ -299,9 +304,52 @@ def test_the_async_session_has_the_same_verbs() -> None:
     asyncio.run(journey())
 
 
-def test_async_sessions_run_at_the_same_time() -> None:
+def test_a_run_can_be_read_event_by_event(where: dict[str, Any]) -> None:
+    code = "import sys\nprint('out')\nprint('err', file=sys.stderr)\ndisplay('shown')\ninput('? ')"
+
+    async def answer(prompt: str, password: bool) -> str:
+        return f"answer to {prompt}"
+
+    async def journey() -> None:
+        async with AsyncSession(memory="256M", **where) as session:
+            *events, run = [event async for event in session.stream(code, on_input=answer, goal="told")]
+            assert isinstance(run, Run)
+            assert (run.status, run.card.goal, run.text) == ("committed", "told", "'answer to ? '")
+            printed = [event for event in events if isinstance(event, Output)]
+            assert "".join(event.text for event in printed if event.stream == "stdout") == "out\n"
+            assert "".join(event.text for event in printed if event.stream == "stderr") == "err\n"
+            shown = [event.display.data["text/plain"] for event in events if isinstance(event, Displayed)]
+            assert shown == ["'shown'", "'answer to ? '"]
+            assert {event.run for event in events if isinstance(event, Displayed)} == {run.id}
+
+    asyncio.run(journey())
+
+
+def test_a_slow_reader_loses_nothing_and_who_stops_reading_stops_the_run(where: dict[str, Any]) -> None:
+    async def journey() -> None:
+        async with AsyncSession(memory="256M", **where) as session:
+            printed = ""
+            async for event in session.stream("for n in range(3000): print(n, flush=True)"):
+                printed += event.text if isinstance(event, Output) else ""
+                await asyncio.sleep(0)
+            assert printed == "".join(f"{n}\n" for n in range(3000))
+
+            endless = session.stream("x = 1; print('go', flush=True)\nwhile True: print('more', flush=True)")
+            async with aclosing(endless) as events:
+                assert isinstance(await anext(events), Output)
+            after = await session.run("'x' in globals()")
+            assert (after.text, session.version) == ("False", 2)
+            with pytest.raises(HoldfastError):
+                [event async for event in session.stream("1", nonsense=1)]  # type: ignore[call-arg]
+
+    asyncio.run(journey())
+
+
+def test_async_sessions_run_at_the_same_time(where: dict[str, Any]) -> None:
+    settings = {"memory": "128M", **where}
+
     async def journey() -> list[str | None]:
-        async with AsyncSession(memory="128M") as a, AsyncSession(memory="128M") as b, AsyncSession(memory="128M") as c:
+        async with AsyncSession(**settings) as a, AsyncSession(**settings) as b, AsyncSession(**settings) as c:
             runs = await asyncio.gather(*(s.run("import time; time.sleep(0.3); time.time()") for s in (a, b, c)))
             starts = [float(run.text or 0) - run.duration_s for run in runs]
             ends = [float(run.text or 0) for run in runs]
@@ -335,9 +383,9 @@ def test_a_cancelled_run_ends_its_cell() -> None:
     asyncio.run(journey())
 
 
-def test_a_cancelled_wait_for_its_turn_harms_nobody() -> None:
+def test_a_cancelled_wait_for_its_turn_harms_nobody(where: dict[str, Any]) -> None:
     async def journey() -> None:
-        async with AsyncSession(memory="256M") as session:
+        async with AsyncSession(memory="256M", **where) as session:
             first = asyncio.create_task(session.run("x = 1\nimport time; time.sleep(0.5); 'first'"))
             await asyncio.sleep(0.1)
             second = asyncio.create_task(session.run("x = 2"))
@@ -350,8 +398,8 @@ def test_a_cancelled_wait_for_its_turn_harms_nobody() -> None:
     asyncio.run(journey())
 
 
-def test_an_async_session_outlives_an_event_loop() -> None:
-    session = AsyncSession(memory="256M")
+def test_an_async_session_outlives_an_event_loop(where: dict[str, Any]) -> None:
+    session = AsyncSession(memory="256M", **where)
     asyncio.run(session.open())  # type: ignore[arg-type]
     asyncio.run(session.run("x = 5"))  # type: ignore[arg-type]
 

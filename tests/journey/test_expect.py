@@ -7,6 +7,8 @@ from holdfast.errors import CkptUnknown, StateMoved
 from holdfast.model import Step
 from holdfast.recovery import Differences
 
+TRANSPORTS = True
+
 
 def ok(run: Run) -> Run:
     assert run.error is None, run.error.traceback or run.error.message

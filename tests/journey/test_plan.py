@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from holdfast.errors import InvalidSetting, StateMoved
 CODE = """
 # Sum up the sales
 import csv
+
+TRANSPORTS = True
 folder = 'out'
 rows = list(csv.reader(open('sales.csv')))
 open(f'{folder}/total.txt', 'w').write(str(sum(int(row[0]) for row in rows)))
@@ -46,7 +49,7 @@ def test_a_card_says_what_a_run_is_for_what_it_reads_and_what_it_writes(session:
     assert json.loads(cards.to_json(card))["base"] == ckpt
 
 
-def test_what_was_planned_is_what_is_run_and_once(session: Session) -> None:
+def test_what_was_planned_is_what_is_run_and_once(session: Session, where: dict[str, Any]) -> None:
     session.write("sales.csv", "1\n2\n")
     ok(session.run("import os; os.mkdir('out')"))
     card = session.plan(CODE, goal="total", outputs=["out/total.txt"])
@@ -60,7 +63,7 @@ def test_what_was_planned_is_what_is_run_and_once(session: Session) -> None:
         session.run(card)
     with pytest.raises(InvalidSetting, match="timeout"):
         session.run(session.plan("1"), timeout=3)
-    with pytest.raises(InvalidSetting, match="is no plan that waits here"), Session(memory="512M") as other:
+    with pytest.raises(InvalidSetting, match="is no plan that waits here"), Session(memory="512M", **where) as other:
         other.run(session.plan("1"))
 
 
@@ -119,8 +122,8 @@ def test_warned_a_cell_runs_and_blocked_it_does_not(session: Session) -> None:
     assert ok(session.run("df = [1]\nsum(df)", preflight="block")).text == "1"
 
 
-def test_a_policy_can_be_the_sessions() -> None:
-    with Session(memory="512M", timeout=30, preflight="block") as strict:
+def test_a_policy_can_be_the_sessions(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, preflight="block", **where) as strict:
         assert strict.run("print(nothing)").stdout == ""
         assert strict.run("print('ran')\nnothing", preflight="warn").stdout == "ran\n"
 

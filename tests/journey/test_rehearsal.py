@@ -1,10 +1,14 @@
 """rehearse=True: the run happens, what it would change is told exactly, and nothing has changed."""
 
+from typing import Any
+
 import pytest
 
 from holdfast import Run, Session
 from holdfast.errors import RehearsalUnavailable
 from holdfast.records import Change
+
+TRANSPORTS = True
 
 
 def ok(run: Run) -> Run:
@@ -102,11 +106,11 @@ def test_a_rehearsal_that_kills_its_own_snapshot_costs_memory_and_says_so(sessio
     assert ok(session.run("open('f').read()")).text == "'f'"
 
 
-def test_without_a_snapshot_there_is_no_rehearsal() -> None:
+def test_without_a_snapshot_there_is_no_rehearsal(where: dict[str, Any]) -> None:
     threads = "import threading\nthreading.stack_size(65536)\nstop = threading.Event()\n" + (
         "for _ in range(1100): threading.Thread(target=stop.wait, daemon=True).start()"
     )
-    with Session(memory="1G", processes=2000, timeout=60) as session:
+    with Session(memory="1G", processes=2000, timeout=60, **where) as session:
         ok(session.run(threads))
         with pytest.raises(RehearsalUnavailable, match="more threads"):
             session.run("x = 1", rehearse=True)

@@ -1,10 +1,14 @@
 """restore: the files of an earlier version come back, as a new version; what cannot come back is named."""
 
+from typing import Any
+
 import pytest
 
 from holdfast import Run, Session
 from holdfast.errors import CkptUnknown
 from holdfast.retention import KEPT_VERSIONS
+
+TRANSPORTS = True
 
 
 def ok(run: Run) -> Run:
@@ -86,14 +90,14 @@ def test_versions_are_kept_within_the_disk_limit() -> None:
         assert small.read("f")[:1] == b"\6"
 
 
-def test_time_travel_goes_on_where_a_kept_session_is_resumed() -> None:
-    with Session(memory="512M", timeout=30) as first:
+def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, **where) as first:
         kept, begun = first.id, first.ckpt
         one = ok(first.run("x = 1; open('f', 'w').write('1')")).ckpt
         saved = first.run("from holdfast import kit\nopen('f', 'w').write('saved')\nkit.save('f')\n1 / 0").ckpt
         ok(first.run("open('f', 'w').write('2')"))
         first.close(keep=True)
-    with Session(resume=kept) as again:
+    with Session(resume=kept, **where) as again:
         assert again.recover().names == {"x": "recomputable"}
         for ckpt, content in ((saved, b"saved"), (one, b"1")):
             again.restore(ckpt)

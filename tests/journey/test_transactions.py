@@ -12,6 +12,8 @@ from holdfast import AsyncSession, Run, Session
 from holdfast.cli.verify import check_session
 from holdfast.model import Step
 
+TRANSPORTS = True
+
 BEFORE = "x, items = 1, [1]\nopen('kept.txt', 'w').write('before')\nopen('gone.txt', 'w').write('here')"
 SPOIL = (
     "import os\nx, new = 2, 3; items.append(2)\n"
@@ -181,8 +183,8 @@ def test_what_does_not_parse_is_a_run_that_started_nothing(session: Session) -> 
     assert session.read("kept.txt") == b"before"
 
 
-def test_a_notebook_keeps_names_and_files_of_a_cell_that_raised_and_no_others() -> None:
-    with Session(memory="512M", timeout=30, mode="notebook") as notebook:
+def test_a_notebook_keeps_names_and_files_of_a_cell_that_raised_and_no_others(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, mode="notebook", **where) as notebook:
         ok(notebook.run("import os; x = 1"))
         run = notebook.run("x = 2\nopen('f', 'w').write('kept')\n1 / 0")
         assert (run.status, run.version, run.memory, [c.path for c in run.outputs]) == ("kept", 2, "kept", ["f"])
@@ -196,9 +198,9 @@ def test_a_notebook_keeps_names_and_files_of_a_cell_that_raised_and_no_others() 
         assert value(notebook, "x, open('f').read()") == "(2, 'kept')"
 
 
-def test_a_caller_who_goes_away_leaves_nothing_behind() -> None:
+def test_a_caller_who_goes_away_leaves_nothing_behind(where: dict[str, Any]) -> None:
     async def go_away() -> tuple[str, str, list[str], str | None]:
-        async with AsyncSession(memory="512M", timeout=30) as lost:
+        async with AsyncSession(memory="512M", timeout=30, **where) as lost:
             await lost.run("x = 1; open('f', 'w').write('before')")
             before = lost.ckpt
             loop, begun = asyncio.get_running_loop(), asyncio.Event()
@@ -230,7 +232,7 @@ def test_a_write_whose_caller_goes_away_is_done_or_not_and_never_half() -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
             assert (await lost.run("y = 1")).status == "committed"
-            assert not lost._session.books.open
+            assert not lost._transport._session.books.open
             return [entry.status for entry in await lost.history()], lost.version
 
     statuses, version = asyncio.run(go_away())
@@ -300,6 +302,7 @@ def test_every_run_has_a_receipt_that_names_the_one_before(session: Session) -> 
     assert (told.goal, told.duration_s > 0, len(told.environment) > 0, told.egress) == ("copy", True, True, [])
 
 
+@pytest.mark.embedded("the server's own home is verified where it is")
 def test_whatever_happened_to_a_session_it_can_be_verified(
     session: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:

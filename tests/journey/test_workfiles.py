@@ -5,12 +5,15 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
 from holdfast.errors import DiskLimit, FileUnknown, HoldfastError, InvalidSetting
 from holdfast.workfiles import Written
+
+TRANSPORTS = True
 
 
 def ok(run: Run) -> Run:
@@ -173,8 +176,8 @@ def test_upload_and_download_name_what_is_wrong(session: Session, tmp_path: Path
             verb()
 
 
-def test_more_than_the_disk_holds_is_refused_and_leaves_nothing() -> None:
-    with Session(memory="512M", timeout=30, disk="16M") as small:
+def test_more_than_the_disk_holds_is_refused_and_leaves_nothing(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, disk="16M", **where) as small:
         small.write("f", b"x" * (10 << 20))
         for _ in range(2):
             with pytest.raises(DiskLimit):

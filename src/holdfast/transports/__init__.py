@@ -6,6 +6,7 @@ Everything here runs in the engine's event loop, or in a server's own.
 from collections.abc import AsyncGenerator
 from typing import BinaryIO, Protocol
 
+from holdfast.api import SessionInfo
 from holdfast.expectations import PathLike
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, HistoryEntry, Name, Recovery, Run, StreamName
@@ -28,6 +29,8 @@ class Transport(Protocol):
 
     @property
     def ckpt(self) -> str: ...
+
+    async def info(self) -> SessionInfo: ...
 
     async def run(
         self, code: str | RunCard, options: RunOptions, *, emit: Emit | None = None, ask: Ask | None = None

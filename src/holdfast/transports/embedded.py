@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import BinaryIO
 
 from holdfast import verbs, workfiles
+from holdfast.api import SessionInfo
 from holdfast.config import parse_seconds
 from holdfast.expectations import PathLike
 from holdfast.kernel.conduct import Ask, Emit
@@ -35,6 +36,9 @@ class Embedded:
     @property
     def ckpt(self) -> str:
         return str(self._session.books.state.ckpt())
+
+    async def info(self) -> SessionInfo:
+        return await self._service.session_info(self.id)
 
     async def run(
         self, code: str | RunCard, options: RunOptions, *, emit: Emit | None = None, ask: Ask | None = None
