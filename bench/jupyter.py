@@ -14,8 +14,8 @@ _TIMEOUT_S = 120
 class JupyterKernel:
     """One kernel of this interpreter's own packages. `close` ends it."""
 
-    def __init__(self) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+    def __init__(self, manager: KernelManager | None = None) -> None:
+        self._manager = manager or KernelManager(kernel_name="python3")
         self._client: BlockingKernelClient | None = None
 
     def start(self) -> "JupyterKernel":

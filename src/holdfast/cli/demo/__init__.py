@@ -4,19 +4,20 @@ Nothing here is told from memory: each figure is measured, and each line of the 
 happened a moment ago.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.demo import deaths, pipeline, sandbox, transactions
+from holdfast.cli.demo import deaths, large, pipeline, sandbox, transactions
 from holdfast.cli.demo.show import Show
 from holdfast.config import default_home
 
 
-def show(*, home: Path | None, env: str | None, save: Path | None) -> int:
-    """Run it; 0 if every promise was kept."""
+def show(*, home: Path | None, env: str | None, save: Path | None, as_json: bool = False) -> int:
+    """Run it; 0 if every promise was kept. As JSON, only the table of promises is printed."""
     started = time.monotonic()
-    stage = Show()
+    stage = Show(quiet=as_json)
     stage.screen.print("\n[bold]Holdfast[/bold]: untrusted Python, every run a transaction, on this machine.")
     where = default_home() if home is None else home.expanduser().absolute()
     disks = _play(stage, where, env=env, save=save)
@@ -26,6 +27,8 @@ def show(*, home: Path | None, env: str | None, save: Path | None) -> int:
     stage.chapter("Promised, and checked")
     kept = stage.count_up()
     seconds = time.monotonic() - started
+    if as_json:
+        print(json.dumps({"kept": kept, "seconds": round(seconds, 1), "promises": stage.promises()}))
     verdict = "[green]every promise was kept[/green]" if kept else "[bold red]a promise was broken[/bold red]"
     stage.screen.print(f"  {verdict}, in {seconds:.1f} s. Your turn: [bold]holdfast exec '6 * 7'[/bold]\n")
     return 0 if kept else 1
@@ -43,6 +46,7 @@ def _play(stage: Show, home: Path, *, env: str | None, save: Path | None) -> lis
         deaths.runaway(stage, session, before)
         deaths.segfault(stage, session, before)
         deaths.deadline(stage, session, before)
+        large.csv(stage, session)
         sandbox.stray(stage, session)
         transactions.report(stage, session)
         transactions.booking(stage, session)

@@ -15,8 +15,9 @@ from holdfast.cli.terminal import console, harmless
 class Show:
     """Guards what was promised until it is counted up at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         self.screen = console()
+        self.screen.quiet = quiet
         self._promises: list[tuple[str, str, bool]] = []
         self._chapter = 0
 
@@ -48,6 +49,9 @@ class Show:
 
     def promise(self, words: str, seen: str, kept: bool) -> None:
         self._promises.append((words, seen, bool(kept)))
+
+    def promises(self) -> list[dict[str, str | bool]]:
+        return [{"promised": words, "seen": seen, "kept": kept} for words, seen, kept in self._promises]
 
     def count_up(self) -> bool:
         """Every promise with what was seen of it; True if all were kept."""
