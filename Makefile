@@ -2,12 +2,12 @@
 #
 #   make demo    see what it does                 make check   ruff, mypy, import-linter, unit tests
 #   make test    every test, as root and as an    make bench   side by side with ipykernel
-#                ordinary user, on cgroup v1 and v2
+#                ordinary user, on cgroup v1 and v2   make serve   the HTTP API on this machine
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo serve test check bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,6 +25,9 @@ help:
 demo: .stamps/guests
 	@$(BIN)/holdfast demo
 
+serve: .stamps/guests
+	@$(BIN)/holdfast serve
+
 test: .stamps/lint .stamps/guests .stamps/vm
 	$(BIN)/python -m pytest $(SUITE) $(AT_ONCE) || $(BIN)/python -m pytest $(SUITE) $(ALONE)
 	$(BIN)/python -m pytest tests/stress tests/vm
@@ -37,6 +40,8 @@ bench: .stamps/guests .stamps/bench
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.transactions
+	$(BIN)/python -m bench.faces
+	$(BIN)/python -m bench.served
 
 clean:
 	rm -rf .venv .stamps build dist

@@ -1,84 +1,42 @@
 """The `holdfast` command: what can be typed. What it then does is in the module of the same name."""
 
-import contextlib
-import json
-import sys
-from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast import __version__
-from holdfast.errors import HoldfastError, InvalidSetting
-
-_EXIT_CODES = (
-    "Exit codes: [b]0[/b] the code ran · [b]1[/b] the code failed · [b]2[/b] wrong usage · "
-    "[b]3[/b] holdfast could not run it · [b]124[/b] time-out · [b]130[/b] interrupted · "
-    "[b]137[/b] out of memory, or killed"
+from holdfast.cli import jupyter, keys, sessions
+from holdfast.cli.options import (
+    EXIT_CODES,
+    OWN_EXIT_CODES,
+    CapBy,
+    Cpus,
+    Disk,
+    Env,
+    Home,
+    Json,
+    Keep,
+    Memory,
+    MemoryCap,
+    Resume,
+    Save,
+    Timeout,
+    read_source,
+    refuse_given,
 )
+from holdfast.cli.telling import told as _told
 
 app = typer.Typer(
     name="holdfast",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class MemoryCap(StrEnum):
-    cgroup = "cgroup"
-    watchdog = "watchdog"
-
-
-def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        try:
-            parse(value)
-        except InvalidSetting as error:
-            raise typer.BadParameter(f"{error.message}: {error.hint}") from None
-        return value
-
-    return check
-
-
-def _parse_memory(value: str) -> None:
-    from holdfast.config import MIN_MEMORY_BYTES, parse_bytes
-
-    if parse_bytes(value, name="memory") < MIN_MEMORY_BYTES:
-        raise InvalidSetting(f"memory={value!r} is too little", hint=f"at least {MIN_MEMORY_BYTES >> 20}M")
-
-
-def _parse_disk(value: str) -> None:
-    from holdfast.config import parse_bytes
-
-    parse_bytes(value, name="disk")
-
-
-def _parse_timeout(value: str) -> None:
-    from holdfast.config import parse_seconds
-
-    parse_seconds(value, name="timeout")
-
-
-Memory = Annotated[str, typer.Option(help="Hard cap of RAM.", metavar="SIZE", callback=_checked(_parse_memory))]
-Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback=_checked(_parse_timeout))]
-Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
-Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)]
-Env = Annotated[
-    str | None, typer.Option(help="Python for the code: a virtual environment or an interpreter.", metavar="PATH")
-]
-Home = Annotated[Path | None, typer.Option(help="Home directory. [dim]Default: $HOLDFAST_HOME[/dim]", metavar="DIR")]
-Save = Annotated[Path | None, typer.Option(help="Where images go.", metavar="DIR", file_okay=False)]
-CapBy = Annotated[MemoryCap, typer.Option(help="[b]watchdog[/b] only samples: for machines without cgroups.")]
-Resume = Annotated[
-    str | None, typer.Option("--session", help="Go on in a kept session; it is kept again.", metavar="ID")
-]
-Keep = Annotated[bool, typer.Option("--keep", help="Keep the session: its files, receipts and keys.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+app.add_typer(keys.app)
+app.add_typer(jupyter.app)
+app.add_typer(sessions.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,7 +47,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(
     epilog="First steps: [b]holdfast doctor[/b] (can this machine do it?), [b]holdfast demo[/b] (what is it like?), "
-    "[b]holdfast exec 'print(6 * 7)'[/b]"
+    "[b]holdfast exec 'print(6 * 7)'[/b]\n\n" + EXIT_CODES + ". All in docs/cli.md."
 )
 def holdfast(
     version: Annotated[
@@ -99,7 +57,7 @@ def holdfast(
     """Run untrusted Python in a real Linux sandbox, on your own machine."""
 
 
-@app.command("exec", epilog=_EXIT_CODES)
+@app.command("exec", epilog=EXIT_CODES)
 def execute(
     code: Annotated[
         str | None, typer.Argument(help="Python, as in a notebook cell. [b]-[/b] or nothing: read from stdin.")
@@ -128,7 +86,7 @@ def execute(
       holdfast exec --save plots 'import matplotlib.pyplot as plt; plt.plot(range(9))'
       holdfast exec --json '1 / 0' | jq .error.name
     """
-    source = _source(code, file)
+    source = read_source(code, file)
     with _told(as_json=as_json):
         from holdfast.cli.execute import Cell, run_cell
 
@@ -139,21 +97,34 @@ def execute(
         raise typer.Exit(run_cell(Cell(code=source, settings=settings, save=save, as_json=as_json)))
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def run(
-    context: typer.Context,
-    job: Annotated[Path, typer.Argument(help="A file of Python.", exists=True, dir_okay=False, metavar="JOB.PY")],
-    key: Annotated[
-        str | None, typer.Option(help="Idempotency key: in one session it commits at most once.", metavar="KEY")
+    file: Annotated[
+        Path,
+        typer.Argument(help="A script or a notebook.", exists=True, dir_okay=False, metavar="JOB.PY|NOTEBOOK.IPYNB"),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="What the script has in sys.argv. Behind [b]--[/b] if one begins with -.")
     ] = None,
-    output: Annotated[
+    inputs: Annotated[
         list[str] | None,
-        typer.Option(help="A file that must exist afterwards, below /mnt/data. Again for more.", metavar="PATH"),
+        typer.Option("--in", help="A file that it reads: named in the receipt with its SHA-256.", metavar="FILE"),
     ] = None,
-    keep: Keep = False,
-    session: Resume = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option("--out", help="A file or pattern that must be there, and not be empty.", metavar="PATTERN"),
+    ] = None,
+    workspace: Annotated[
+        Path,
+        typer.Option(help="The directory that it reads and changes.", metavar="DIR", exists=True, file_okay=False),
+    ] = Path(),
+    key: Annotated[str | None, typer.Option(help="Idempotency key: commits at most once here.", metavar="KEY")] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run it, say what would change, change nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run it though the directory is what it made.")] = False,
     memory: Memory = "1G",
-    timeout: Timeout = "60s",
+    timeout: Timeout = "1h",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
     env: Env = None,
@@ -161,44 +132,86 @@ def run(
     memory_cap: CapBy = MemoryCap.cgroup,
     as_json: Json = False,
 ) -> None:
-    """Run a file as one transaction: all that it does is committed with a receipt, or none of it.
+    """Run a file over the current directory as one transaction: [b]python job.py[/b], all or nothing.
+
+    It reads the directory as it is. What it writes is staged, verified, and then appears all at once, with a signed
+    receipt; if it fails, the directory is untouched. Run again where nothing has changed, it does nothing.
 
     What the file prints goes to stdout. The Run Card before it, and after it the outcome (files with SHA-256, the CKPT,
-    the receipt, and what to do next if it failed), go to stderr.
+    the receipt, and what to do next if it failed), go to stderr. Receipts and journal are in [b].holdfast[/b].
 
     \b
-      holdfast run job.py --output sales.parquet
-      holdfast run job.py --keep --key nightly
-      holdfast run next.py --session 4f1c0a9be2
+      holdfast run job.py 2024 --in sales.csv --out report.parquet
+      holdfast run job.py --rehearse
+      holdfast run notebook.ipynb --memory 4G --timeout 2h
+      holdfast run job.py -- --verbose
+      holdfast verify
     """
-    source = _source(None, job)
-    if session is not None:
-        _refuse_given(context, "memory", "cpus", "disk", "env")
     with _told(as_json=as_json):
-        from holdfast.cli.run import Job, run_job
+        from holdfast.cli.run import Asked, run_file
+        from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
+
+        limits = Limits(
+            memory_bytes=parse_bytes(memory, name="memory"), timeout_s=parse_seconds(timeout, name="timeout"),
+            cpus=cpus, disk_bytes=parse_bytes(disk, name="disk"),
+        )  # fmt: skip
+        settings = Settings(
+            home=default_home() if home is None else home.expanduser().absolute(), memory_cap=memory_cap.value
+        )
+        asked = Asked(
+            file=file, workspace=workspace, settings=settings, limits=limits, arguments=arguments or [], env=env,
+            options={"inputs": inputs or [], "outputs": outputs or [], "key": key, "rehearse": rehearse},
+            force=force, as_json=as_json,
+        )  # fmt: skip
+        raise typer.Exit(run_file(asked))
+
+
+@app.command(epilog=EXIT_CODES)
+def repl(
+    context: typer.Context,
+    keep: Keep = False,
+    session: Resume = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A cell that fails leaves no trace.")] = False,
+    memory: Memory = "1G",
+    timeout: Timeout = "60s",
+    cpus: Cpus = 2.0,
+    disk: Disk = "10G",
+    env: Env = None,
+    home: Home = None,
+    memory_cap: CapBy = MemoryCap.cgroup,
+    save: Save = None,
+    as_json: Json = False,
+) -> None:
+    """Talk to one session: cells with history, completion and live output; each is a transaction.
+
+    It is IPython inside: !command, %magic and name? work. :help lists what else there is. From a pipe, cells are
+    separated by empty lines or by # %% lines, and the first that fails ends it.
+
+    \b
+      holdfast repl --keep
+      holdfast repl --session 4f1c0a9be2
+      printf 'x = 6\\n\\nx * 7\\n' | holdfast repl
+    """
+    if session is not None:
+        refuse_given(context, "memory", "cpus", "disk", "env", "strict")
+    with _told(as_json=as_json):
+        from holdfast.cli.repl.loop import Asked, repl
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "memory_cap": memory_cap.value,
+            "memory_cap": memory_cap.value, "mode": "strict" if strict else "notebook",
         }  # fmt: skip
-        asked = Job(
-            code=source, settings=settings, session=session, keep=keep, key=key, outputs=output or [], as_json=as_json
-        )
-        raise typer.Exit(run_job(asked))
-
-
-@app.command()
-def sessions(home: Home = None, as_json: Json = False) -> None:
-    """List the sessions that a home keeps: id, version, CKPT, when it changed, and whether it is halted."""
-    with _told(as_json=as_json):
-        from holdfast.cli.sessions import list_sessions
-
-        raise typer.Exit(list_sessions(home=home, as_json=as_json))
+        raise typer.Exit(repl(Asked(settings=settings, session=session, keep=keep, save=save, as_json=as_json)))
 
 
 @app.command(epilog="Exit codes: [b]0[/b] all is as its receipts say · [b]1[/b] something is not, and it is named.")
 def verify(
-    target: Annotated[str, typer.Argument(help="An exported directory, or the id of a session.", metavar="PATH|ID")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A directory that jobs were run in, an exported one, or the id of a session.", metavar="[PATH|ID]"
+        ),
+    ] = ".",
     public_key: Annotated[
         Path | None,
         typer.Option(help="The key that you trust. [dim]Default: the home's, or the export's own[/dim]", metavar="PEM"),
@@ -208,7 +221,8 @@ def verify(
 ) -> None:
     """Check receipts, signatures, manifests and files, and name the first thing that is wrong.
 
-    Nothing but the public key is needed, and nothing is changed.
+    Nothing but the public key is needed, and nothing is changed; only what a job that was killed had begun to publish
+    in a directory is finished first.
     """
     with _told(as_json=as_json):
         from holdfast.cli.verify import check_session
@@ -216,9 +230,9 @@ def verify(
         raise typer.Exit(check_session(target, home=home, public_key=public_key, as_json=as_json))
 
 
-@app.command()
+@app.command(epilog=OWN_EXIT_CODES)
 def export(
-    session: Annotated[str, typer.Argument(help="The id of a session.", metavar="ID")],
+    session: sessions.Session,
     directory: Annotated[Path, typer.Argument(help="A directory that does not exist yet.", metavar="DIR")],
     home: Home = None,
     as_json: Json = False,
@@ -233,6 +247,9 @@ def export(
 @app.command(epilog="Ends with its client: on end of input, SIGTERM or Ctrl-C. See docs/mcp.md.")
 def mcp(
     context: typer.Context,
+    name: Annotated[
+        str | None, typer.Option(help="Go on where the last client of that name was; kept again.", metavar="NAME")
+    ] = None,
     keep: Keep = False,
     session: Resume = None,
     memory: Memory = "1G",
@@ -243,19 +260,79 @@ def mcp(
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
 ) -> None:
-    """Serve one session to an MCP client over stdin and stdout: run_code, status, recover."""
+    """Serve one session to an MCP client, over stdin and stdout.
+
+    \b
+      holdfast mcp
+      holdfast mcp --name claude --memory 2G --timeout 5m
+    """
     if session is not None:
-        _refuse_given(context, "memory", "cpus", "disk", "env")
+        refuse_given(context, "memory", "cpus", "disk", "env", "name")
     with _told():
         from holdfast.cli.progress import rich_report
-        from holdfast.server.mcp import Desk, serve
+        from holdfast.server.mcp_stdio import serve
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
             "memory_cap": memory_cap.value, "mode": "notebook", "resume": session,
+            "shared": memory_cap is MemoryCap.cgroup,
         }  # fmt: skip
         with rich_report() as report:
-            raise typer.Exit(serve(Desk({**settings, "report": report}, keep=keep or session is not None)))
+            raise typer.Exit(serve({**settings, "report": report}, keep=keep or session is not None, name=name))
+
+
+@app.command(epilog="Runs finish when it is told to stop (SIGTERM, Ctrl-C), or are rolled back. See docs/http.md.")
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="[b]0[/b] takes a free one.", min=0, max=65535)] = 8765,
+    uds: Annotated[
+        Path | None, typer.Option(help="A Unix socket as well, beside the home's own.", metavar="PATH")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="The owner's. [dim]Default: a new one[/dim]", envvar="HOLDFAST_TOKEN", metavar="TEXT"),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A further name of this server. Again for more.", metavar="NAME[:PORT]")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A site whose pages may use it. Again for more.", metavar="URL")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let others than this machine in, without TLS.")] = False,
+    grace: Annotated[str, typer.Option(help="How long runs may go on when it stops.", metavar="TIME")] = "30s",
+    client_grace: Annotated[
+        str, typer.Option(help="How long a client that was cut off has to come back to its run.", metavar="TIME")
+    ] = "5s",
+    sessions_per_key: Annotated[int, typer.Option(help="The most sessions of one API key.", min=1)] = 100,
+    home: Home = None,
+    memory_cap: CapBy = MemoryCap.cgroup,
+    as_json: Json = False,
+    on_demand: Annotated[bool, typer.Option("--on-demand", hidden=True)] = False,
+    idle: Annotated[str, typer.Option("--idle", hidden=True)] = "30s",
+) -> None:
+    """Serve this home over HTTP: sessions, runs with live events, files, receipts.
+
+    \b
+      holdfast serve
+      holdfast serve --port 0 --json
+      holdfast serve --allow-host box.example.org    # behind a proxy of this machine that speaks TLS
+    """
+    with _told(as_json=as_json):
+        from holdfast.cli.serve import run_server
+        from holdfast.config import Settings, default_home, parse_seconds
+        from holdfast.server.http.hub import HttpSettings
+        from holdfast.server.serving import ServeSettings
+
+        where = default_home() if home is None else home.expanduser().absolute()
+        grace_s = parse_seconds(client_grace, name="client_grace")
+        settings = ServeSettings(
+            home=Settings(home=where, memory_cap=memory_cap.value), host=host, port=None if on_demand else port,
+            uds=uds, token=token, allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()),
+            stop_grace_s=parse_seconds(grace, name="grace"),
+            idle_s=parse_seconds(idle, name="idle") if on_demand else None,
+            http=HttpSettings(grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key),
+        )  # fmt: skip
+        raise typer.Exit(run_server(settings, as_json=as_json, quiet=on_demand, insecure=insecure))
 
 
 @app.command(epilog="Exit codes: [b]0[/b] a strict sandbox is possible here, for you · [b]1[/b] it is not.")
@@ -271,53 +348,15 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command(epilog="Exit codes: [b]0[/b] every promise was kept · [b]1[/b] one was not.")
-def demo(home: Home = None, env: Env = None, save: Save = None) -> None:
+def demo(home: Home = None, env: Env = None, save: Save = None, as_json: Json = False) -> None:
     """Watch it work: some attacks, runs that die, receipts, a pipeline that is killed, and what became of each.
 
     Every figure and every tick at the end is taken from what happened just then.
     """
-    with _told():
+    with _told(as_json=as_json):
         from holdfast.cli.demo import show
 
-        raise typer.Exit(show(home=home, env=env, save=save))
-
-
-def _source(code: str | None, file: Path | None) -> str:
-    if code not in (None, "-") and file is not None:
-        raise typer.BadParameter("give the code, or --file, not both")
-    if code is not None and code != "-":
-        return code
-    if file is None and sys.stdin.isatty():
-        print("holdfast: reading the code from the terminal; Ctrl-D ends it", file=sys.stderr)
-    raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"the code is not UTF-8: {error}") from None
-
-
-def _refuse_given(context: typer.Context, *names: str) -> None:
-    """A resumed session has the limits that it was made with: another wish would silently come to nothing."""
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name} is for a new session; one that is resumed has its own")
-
-
-@contextlib.contextmanager
-def _told(*, as_json: bool = False) -> Iterator[None]:
-    """Our own failures as a message and a hint, never as a traceback."""
-    try:
-        yield
-    except HoldfastError as error:
-        if as_json:
-            told = {"code": error.code, "message": error.message, "hint": error.hint}
-            print(json.dumps({"status": "refused", "error": told}))
-        print(f"holdfast: {error.message} [{error.code}]\nhint: {error.hint}", file=sys.stderr)
-        raise typer.Exit(3) from None
-    except KeyboardInterrupt:
-        print("holdfast: interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(show(home=home, env=env, save=save, as_json=as_json))
 
 
 def main() -> None:

@@ -1,73 +1,98 @@
-"""`holdfast sessions`: what a home keeps. It is read beside whoever owns the home, and changes nothing."""
+"""What can be typed about the sessions that are there: ps, show, logs, reset, end."""
 
-import time
-from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import msgspec
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from holdfast.cli.terminal import console, harmless
-from holdfast.config import default_home
-from holdfast.store.rows import SessionRow
-from holdfast.store.sqlite import Store
+from holdfast.cli.options import OWN_EXIT_CODES, Home, Json
+from holdfast.cli.telling import told
+
+app = typer.Typer()
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the list."""
+def complete_session(context: typer.Context, incomplete: str) -> list[str]:
+    """Ids for the shell's Tab key; it says nothing where there is nothing to say."""
+    from holdfast.cli import homes
+    from holdfast.errors import HoldfastError
 
-    id: str
-    version: int
-    generation: int
-    ckpt: str
-    receipts: int
-    created_at: float
-    changed_at: float
-    """When its latest version was made."""
-    halted: str
-    """Why nothing runs in it any more; empty: all is well."""
-
-
-def list_sessions(*, home: Path | None, as_json: bool) -> int:
-    """Oldest first."""
-    where = default_home() if home is None else home.expanduser().absolute()
-    kept = _read(where / "journal.sqlite3")
-    if as_json:
-        print(msgspec.json.encode(kept).decode())
-    elif not kept:
-        print(f"no session is kept in {where}")
-    else:
-        console().print(_table(kept))
-    return 0
-
-
-def _read(journal: Path) -> list[Kept]:
-    if not journal.exists():  # a home where nothing ever ran
+    named = context.params.get("home")
+    try:
+        known = homes.session_ids(homes.path_of(None if named is None else Path(named)))
+    except HoldfastError:
         return []
-    with closing(Store(journal, read_only=True)) as store:
-        return [_kept(row, store) for row in store.sessions()]
+    return [each for each in reversed(known) if each.startswith(incomplete)]
 
 
-def _kept(row: SessionRow, store: Store) -> Kept:
-    latest = store.versions(row.id, limit=1)
-    return Kept(
-        id=row.id, version=row.version, generation=row.generation, ckpt=row.ckpt, receipts=row.receipts,
-        created_at=row.created_at, changed_at=latest[0].at if latest else row.created_at, halted=row.halted,
-    )  # fmt: skip
+Session = Annotated[
+    str,
+    typer.Argument(
+        help="The id of a session, or the beginning of it.", metavar="SESSION", autocompletion=complete_session
+    ),
+]
+Run = Annotated[str | None, typer.Argument(help="The id of a run, or the beginning of it.", metavar="RUN")]
 
 
-def _table(kept: list[Kept]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    names: list[tuple[str, dict[str, Any]]] = [
-        ("session", {"no_wrap": True}), ("version", {"justify": "right"}), ("ckpt", {"no_wrap": True}),
-        ("changed (UTC)", {"no_wrap": True}), ("halted", {"overflow": "fold"}),
-    ]  # fmt: skip
-    for name, how in names:
-        table.add_column(name, **how)
-    for one in kept:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.changed_at))
-        # As text, not as markup: what halted a session may name a guest's file.
-        table.add_row(one.id, str(one.version), one.ckpt, when, Text(harmless(one.halted)))
-    return table
+@app.command(epilog=OWN_EXIT_CODES)
+def ps(home: Home = None, as_json: Json = False) -> None:
+    """List the sessions of a home, live and kept: state, version, CKPT, memory against its cap, age, running run.
+
+    A server that owns the home is asked; otherwise the journal is read, beside whoever owns it.
+    """
+    with told(as_json=as_json):
+        from holdfast.cli.ps import list_sessions
+
+        raise typer.Exit(list_sessions(home=home, as_json=as_json))
+
+
+@app.command(epilog=OWN_EXIT_CODES)
+def show(session: Session, run: Run = None, home: Home = None, as_json: Json = False) -> None:
+    """Show where a session stands (names, files, losses, runs); or one run: card, outcome, outputs, receipt, code.
+
+    \b
+      holdfast show 4f1c
+      holdfast show 4f1c run_26e3
+    """
+    with told(as_json=as_json):
+        from holdfast.cli.show import show as write
+
+        raise typer.Exit(write(session, run, home=home, as_json=as_json))
+
+
+@app.command(epilog=OWN_EXIT_CODES)
+def logs(
+    session: Session,
+    run: Run = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run printed: the latest, unless one is named. stdout goes to stdout, stderr to stderr."""
+    with told(as_json=as_json):
+        from holdfast.cli.logs import logs as write
+
+        raise typer.Exit(write(session, run, home=home, follow=follow, as_json=as_json))
+
+
+@app.command(epilog=OWN_EXIT_CODES)
+def reset(session: Session, home: Home = None, as_json: Json = False) -> None:
+    """Purge a live session's memory and end its processes. Its files stay."""
+    with told(as_json=as_json):
+        from holdfast.cli.ending import reset as carry_out
+
+        raise typer.Exit(carry_out(session, home=home, as_json=as_json))
+
+
+@app.command(epilog=f"{OWN_EXIT_CODES} · [b]1[/b] you did not want it after all.")
+def end(
+    session: Session,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave its files and receipts, to go on later.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """End a live session, or delete a kept one: its files and receipts go with it, unless --keep."""
+    with told(as_json=as_json):
+        from holdfast.cli.ending import end as carry_out
+
+        raise typer.Exit(carry_out(session, home=home, keep=keep, sure=yes or as_json, as_json=as_json))

@@ -57,6 +57,11 @@ class Writer:
             self._stream.write(text)
             self._stream.flush()
 
+    @property
+    def at_line_start(self) -> bool:
+        """What comes next begins a line, or another stream than the terminal's is meant."""
+        return not (self._guarded and self._column)
+
     def line(self, text: str) -> None:
         """A line of its own, whatever was written before."""
         self.write(("\n" if self._column else "") + text.rstrip("\n") + "\n")

@@ -1,0 +1,97 @@
+"""Options that several commands have, as typer reads them; and the exit codes, in one place."""
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.errors import InvalidSetting
+
+EXIT_CODES = (
+    "Exit codes: [b]0[/b] the code ran · [b]1[/b] the code failed · [b]2[/b] wrong usage · "
+    "[b]3[/b] holdfast could not run it · [b]124[/b] time-out · [b]130[/b] interrupted · "
+    "[b]137[/b] out of memory, or killed"
+)
+
+OWN_EXIT_CODES = (
+    "Exit codes: [b]0[/b] done · [b]2[/b] wrong usage · [b]3[/b] holdfast could not do it, and the hint says what to do"
+)
+"""Of commands that run nobody's code."""
+
+
+class MemoryCap(StrEnum):
+    cgroup = "cgroup"
+    watchdog = "watchdog"
+
+
+def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        try:
+            parse(value)
+        except InvalidSetting as error:
+            raise typer.BadParameter(f"{error.message}: {error.hint}") from None
+        return value
+
+    return check
+
+
+def _parse_memory(value: str) -> None:
+    from holdfast.config import MIN_MEMORY_BYTES, parse_bytes
+
+    if parse_bytes(value, name="memory") < MIN_MEMORY_BYTES:
+        raise InvalidSetting(f"memory={value!r} is too little", hint=f"at least {MIN_MEMORY_BYTES >> 20}M")
+
+
+def _parse_disk(value: str) -> None:
+    from holdfast.config import parse_bytes
+
+    parse_bytes(value, name="disk")
+
+
+def _parse_timeout(value: str) -> None:
+    from holdfast.config import parse_seconds
+
+    parse_seconds(value, name="timeout")
+
+
+Memory = Annotated[str, typer.Option(help="Hard cap of RAM.", metavar="SIZE", callback=_checked(_parse_memory))]
+Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback=_checked(_parse_timeout))]
+Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
+Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)]
+Env = Annotated[
+    str | None, typer.Option(help="Python for the code: a virtual environment or an interpreter.", metavar="PATH")
+]
+Home = Annotated[Path | None, typer.Option(help="Home directory. [dim]Default: $HOLDFAST_HOME[/dim]", metavar="DIR")]
+Save = Annotated[Path | None, typer.Option(help="Where images go.", metavar="DIR", file_okay=False)]
+CapBy = Annotated[MemoryCap, typer.Option(help="[b]watchdog[/b] only samples: for machines without cgroups.")]
+Resume = Annotated[
+    str | None, typer.Option("--session", help="Go on in a kept session; it is kept again.", metavar="ID")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the session: its files, receipts and keys.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def read_source(code: str | None, file: Path | None) -> str:
+    """The code that was given, or what the file or stdin has."""
+    if code not in (None, "-") and file is not None:
+        raise typer.BadParameter("give the code, or --file, not both")
+    if code is not None and code != "-":
+        return code
+    if file is None and sys.stdin.isatty():
+        print("holdfast: reading the code from the terminal; Ctrl-D ends it", file=sys.stderr)
+    raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"the code is not UTF-8: {error}") from None
+
+
+def refuse_given(context: typer.Context, *names: str) -> None:
+    """A resumed session has the limits that it was made with: another wish would silently come to nothing."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name} is for a new session; one that is resumed has its own")
