@@ -62,7 +62,8 @@ class Server:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module that says `TRANSPORTS = True` has its tests run twice: against this process, and against a server."""
-    if "where" in metafunc.fixturenames and getattr(metafunc.module, "TRANSPORTS", False):
+    both = getattr(metafunc.module, "TRANSPORTS", False) and os.environ.get("HOLDFAST_TRANSPORTS") != "embedded"
+    if "where" in metafunc.fixturenames and both:
         looks_inside = metafunc.definition.get_closest_marker("embedded")
         marks = [pytest.mark.skip(reason=looks_inside.args[0])] if looks_inside else []
         metafunc.parametrize("where", ["embedded", pytest.param("remote", marks=marks)], indirect=True)

@@ -45,9 +45,14 @@ class Principal(msgspec.Struct, frozen=True):
     name: str
     owner: bool = False
 
+    @property
+    def session_owner(self) -> str:
+        """How the books of his sessions name him: whoever owns the server has no name there."""
+        return "" if self.owner else self.id
+
     def may_use(self, session_owner: str) -> bool:
-        """Whether a session of that principal is his to see and use."""
-        return self.owner or session_owner == self.id
+        """Whether a session of that owner is his to see and use."""
+        return self.owner or (session_owner != "" and session_owner == self.id)
 
 
 OWNER = Principal(OWNER_ID, OWNER_ID, owner=True)

@@ -26,8 +26,8 @@ objects, each after its length in four bytes, big-endian (application/vnd.holdfa
 tell is answered by an empty object. A refusal is application/problem+json with `code` and `hint`; once events are under
 way, it is a `Refused` event. A client that is cut off comes back to its run by `…/events?from=N`, or with the same key;
 numbers that are missing in between were not kept (`events_gone` if all that was asked for is). If nobody comes back in
-time, the run is given up and rolled back (`run_abandoned`). In an address a file is its path, by its bytes,
-percent-encoded.
+time, the run is interrupted and settled, as its mode has it (`run_abandoned`). In an address a file is its path, by its
+bytes, percent-encoded.
 """
 
 from typing import Any, Literal
@@ -44,6 +44,10 @@ NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
 MSGPACK_SEQ = "application/vnd.holdfast.msgpack-seq"
 PROBLEM = "application/problem+json"
+BYTES = "application/octet-stream"
+DSSE = "application/vnd.dsse.envelope+json"
+EVENTS = (NDJSON, SSE, MSGPACK_SEQ)
+"""What events may come as; the first if a client does not say."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

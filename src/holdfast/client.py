@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from holdfast import engine, shared, verbs
 from holdfast.api import CreateSession, SessionInfo
-from holdfast.config import Settings, default_home, parse_limits
+from holdfast.config import Settings, home_path, parse_limits
 from holdfast.environments import Report
 from holdfast.errors import HomeBusy, InvalidSetting, ServerStopping, ServerUnreachable, SessionClosed
 from holdfast.kernel.conduct import Ask
@@ -87,8 +87,7 @@ class AsyncSession:
             raise InvalidSetting("token= without url=", hint="name the server: url=")
         self._limits = parse_limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
         self._timeout = timeout
-        path = default_home() if home is None else Path(home).expanduser().absolute()
-        self._settings = Settings(home=path, memory_cap=memory_cap)
+        self._settings = Settings(home=home_path(home), memory_cap=memory_cap)
         self._env = env
         self._mode: Mode = verbs.one_of(Mode, "mode", mode)
         self._preflight: Preflight = verbs.one_of(Preflight, "preflight", preflight)

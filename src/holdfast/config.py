@@ -2,12 +2,13 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import InvalidSetting
-from holdfast.model import MemoryCap
+from holdfast.model import MemoryCap, Mode
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.IGNORECASE)
@@ -54,6 +55,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_bytes // 2 if self.reserve_bytes is None else self.reserve_bytes
 
 
+_DEFAULT = Limits()
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How a home is opened."""
 
@@ -71,6 +75,11 @@ def default_home() -> Path:
         return Path(named).expanduser().absolute()
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser().absolute() / "holdfast"
+
+
+def home_path(named: str | Path | None) -> Path:
+    """The home that is meant."""
+    return default_home() if named is None else Path(named).expanduser().absolute()
 
 
 def parse_bytes(value: int | str, *, name: str) -> int:
@@ -100,15 +109,33 @@ def parse_seconds(value: float | str, *, name: str) -> float:
 
 
 def parse_limits(
-    *, memory: int | str, timeout: float | str | None, cpus: float, processes: int, disk: int | str
+    *,
+    memory: int | str = _DEFAULT.memory_bytes,
+    timeout: float | str | None = None,
+    cpus: float = _DEFAULT.cpus,
+    processes: int = _DEFAULT.processes,
+    disk: int | str = _DEFAULT.disk_bytes,
 ) -> Limits:
     """The limits of a session, as callers write them."""
     if not cpus > 0:
         raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
     if processes < 8:
         raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
-    timeout_s = Limits().timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
+    timeout_s = _DEFAULT.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
     return Limits(
         memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
         disk_bytes=parse_bytes(disk, name="disk"),
     )  # fmt: skip
+
+
+def written_settings(limits: Limits, mode: Mode, env: str | Path | None) -> dict[str, int | float | str | None]:
+    """What a session was asked for, as its row in the store has it."""
+    return {**msgspec.structs.asdict(limits), "mode": mode, "env": None if env is None else str(env)}
+
+
+def read_settings(written: Mapping[str, object]) -> tuple[Limits, Mode, str | None]:
+    """Limits, mode and environment of a session, from its row."""
+    kept = {name: value for name, value in written.items() if name in Limits.__struct_fields__}
+    mode: Mode = "notebook" if written.get("mode") == "notebook" else "strict"
+    env = written.get("env")
+    return msgspec.convert(kept, Limits), mode, None if env is None else str(env)

@@ -18,7 +18,8 @@ import anyio
 
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, InvalidSetting
-from holdfast.service import Service, open_service
+from holdfast.opening import open_service
+from holdfast.service import Service
 
 T = TypeVar("T")
 Verb = Callable[[], Coroutine[Any, Any, T]]

@@ -24,7 +24,7 @@
     ├── TooManySessions          the caller has as many sessions as he may
     ├── ServerUnreachable        a server does not answer, or not any more
     ├── RunUnknown               no run of that id is in the session
-    ├── RunAbandoned             nobody listened to it any more: it was given up and rolled back
+    ├── RunAbandoned             nobody listened to it any more: it was given up
     ├── EventsGone               the events of a run that were asked for are not kept any more
     ├── ServerStopping           the server takes no new work
     └── Refused                  a server did not take the request; nothing was looked at
@@ -192,7 +192,11 @@ class RunUnknown(HoldfastError):
 
 
 class RunAbandoned(HoldfastError):
-    """Nothing runs on unattended: its client was gone for too long, or the server stopped. It was rolled back."""
+    """Nothing runs on unattended: its client was gone for too long, or the server stopped.
+
+    It says what became of it: mostly it was rolled back, but code may end before it is asked to, and a notebook keeps
+    what an interrupted cell has done.
+    """
 
     code = "run_abandoned"
 

@@ -22,7 +22,6 @@ from holdfast.signing import PublicKey
 from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 
-JOURNAL_NAME = "journal.sqlite3"
 KEY_NAME = "public-key.pem"
 RECEIPTS_NAME, FILES_NAME = "receipts", "files"
 _RECEIPT_NAME = re.compile(r"([0-9]{6,})\.json")

@@ -7,7 +7,11 @@
     keys/       what receipts are signed with, and the hashes of API keys; no guest ever sees it
     sessions/   one directory per session
     envs/       the guests' environments
-    logs/       what zygotes printed
+    logs/       what zygotes printed, and what the server said
+    socket      where the home's server listens, if it has one
+    starting.lock     held by whoever starts that server (`shared`)
+    mcp/        which session an MCP client of a name had
+    repl-history      what was typed at `holdfast repl`
     root/       empty; zygotes build the guests' root on it, each in a mount namespace of its own
 
 A directory of the user's that jobs run in (`acquire_shared`) has a small home of its own in its `.holdfast`, with the
@@ -21,14 +25,18 @@ import fcntl
 import os
 import pwd
 import secrets
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import HomeBusy, InvalidSetting
+from holdfast.resources import descent
 from holdfast.resources.workspace import Workspace
 
-HIDDEN = ".holdfast"
+JOURNAL = "journal.sqlite3"
+SOCKET = "socket"
+HIDDEN = os.fsdecode(descent.HIDDEN)
 _SHARED_DIRECTORIES = ("sessions", "logs", "root")
 _DIRECTORIES = (*_SHARED_DIRECTORIES, "envs")
 _OTHER_HOME = "end that process, or use another home: HOLDFAST_HOME=… or home=…"
@@ -41,6 +49,8 @@ class Home:
         self.path = path
         self.shared = shared
         """The directory of the user's that is the sessions' /mnt/data; None: each has one of its own."""
+        self.shared_identity = None if shared is None else descent.identity_of(shared.stat())
+        """Which directory that was when we came to own it: whatever is found there later must be the same."""
         self.parent = parent or path
         """Where keys and environments are."""
         self._lock_fd = lock_fd
@@ -55,7 +65,7 @@ class Home:
         return self.path / "sessions"
 
     def workspace(self, session: str) -> Workspace:
-        return Workspace(self.sessions / session, shared=self.shared)
+        return Workspace(self.sessions / session, shared=self.shared, identity=self.shared_identity)
 
     @property
     def logs(self) -> Path:
@@ -63,7 +73,7 @@ class Home:
 
     @property
     def journal(self) -> Path:
-        return self.path / "journal.sqlite3"
+        return self.path / JOURNAL
 
     @property
     def keys(self) -> Path:
@@ -98,17 +108,35 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
     refuse_unfit(directory, parent)
     path = directory / HIDDEN
     try:
-        path.mkdir(exist_ok=True, mode=0o700)
-        if path.is_symlink():  # somebody else's idea of where our journal is
-            raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        _refuse_foreign(path)
+        _write(path / ".gitignore", "*\n")
         lock = _own(path, _SHARED_DIRECTORIES, hint="wait for it, or end that process")
-        (path / ".gitignore").write_text("*\n")
         return Home(path, lock, shared=directory, parent=parent)
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be written: {error.strerror}",
             hint="run the job in a directory of your own: --workspace DIR",
         ) from error
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Who can write there says what was run, and leads whoever trusts it to write anywhere by a link."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a link" if stat.S_ISLNK(status.st_mode) else "no directory"
+        raise NotADirectoryError(errno.ENOTDIR, f"it is {what}")
+    why = (
+        f"it belongs to user {status.st_uid}, and you are {os.geteuid()}" if status.st_uid != os.geteuid()
+        else "others can write to it" if status.st_mode & 0o022
+        else ""
+    )  # fmt: skip
+    if why:
+        raise InvalidSetting(
+            f"{path} is not yours alone: {why}",
+            hint="run the job as the user who ran the others there; or, if you know what is in it, remove it",
+        )
 
 
 def refuse_unfit(directory: Path, home: Path) -> None:
@@ -140,7 +168,7 @@ def _own(path: Path, directories: Iterable[str], *, hint: str) -> int:
     """The lock, held."""
     for name in directories:
         (path / name).mkdir(exist_ok=True, mode=0o755)
-    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -163,5 +191,12 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text + "\n")
+    _write(temporary, text + "\n")
     temporary.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    """Never to where a link points."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(file, "w") as opened:
+        opened.write(text)

@@ -25,12 +25,13 @@ from holdfast.environments import Report
 from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
+from holdfast.opening import open_service
 from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
 from holdfast.resources import census
 from holdfast.resources.restoring import plan_restore
-from holdfast.service import Service, open_service
+from holdfast.service import Service
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import facts_of, settle_at_once, state_after, write_manifest
 from holdfast.statements import statement

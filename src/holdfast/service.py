@@ -1,35 +1,27 @@
-"""The product, verb by verb. Every face calls these; `open_service` wires the parts."""
+"""An open home, verb by verb: every face calls these. `opening` is how it comes to be open."""
 
 import asyncio
 import secrets
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import durable, environments
+from holdfast import environments
 from holdfast.api import SessionInfo
 from holdfast.books import Books
 from holdfast.computer import Computer
-from holdfast.config import MIN_MEMORY_BYTES, Limits, Settings
+from holdfast.config import MIN_MEMORY_BYTES, Limits, read_settings, written_settings
 from holdfast.environments import Environment, Report
-from holdfast.errors import (
-    HoldfastError,
-    InvalidSetting,
-    SandboxUnavailable,
-    SessionUnknown,
-    TooManySessions,
-)
-from holdfast.home import Home, acquire, acquire_shared
+from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown, TooManySessions
+from holdfast.home import Home
 from holdfast.journal import Journal
 from holdfast.model import Mode
 from holdfast.nodes.local import LocalNode
-from holdfast.resources.workspace import remove_tree
-from holdfast.sandbox import cgroups
 from holdfast.sessions import LiveSession
 from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
@@ -88,7 +80,7 @@ class Service:
         finally:
             self._coming[owner] -= 1
         session.mode = mode
-        settings = {**_settings(limits, mode, env), "owner": owner, "keep": keep}
+        settings = {**written_settings(limits, mode, env), "owner": owner, "keep": keep}
         session.books.row = msgspec.structs.replace(session.books.row, settings=settings)
         session.books.register()
         self._refill(environment, limits)
@@ -108,7 +100,7 @@ class Service:
         row = await self.journal.read(lambda store: store.session(session_id))
         if row is None:
             raise unknown(session_id)
-        limits, mode, env = _read_settings(row.settings)
+        limits, mode, env = read_settings(row.settings)
         environment = await self._environment(env, report)
         books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
         await books.load()
@@ -148,7 +140,7 @@ class Service:
         """A kernel in a shared directory, with empty memory each time."""
         environment = await self._environment(env, report)
         books.row = msgspec.structs.replace(
-            books.row, settings={**_settings(limits, "strict", env), "owner": "", "keep": True}
+            books.row, settings={**written_settings(limits, "strict", env), "owner": "", "keep": True}
         )
         session = await self._bring_up(books, environment, limits, cause=_NEW_JOB if books.state.generation else "")
         books.register()
@@ -218,7 +210,7 @@ class Service:
         """Live and kept, in order of creation."""
 
         def read(store: Store) -> list[tuple[SessionRow, float]]:
-            return [(row, _changed_at(store, row)) for row in store.sessions()]
+            return [(row, store.changed_at(row)) for row in store.sessions()]
 
         rows = {row.id: (row, at) for row, at in await self.journal.read(read)}
         for session in self._sessions.values():  # one that is new may not be written down yet
@@ -229,7 +221,7 @@ class Service:
 
     async def session_info(self, session_id: str) -> SessionInfo:
         books = await self.books(session_id)
-        at = await self.journal.read(lambda store: _changed_at(store, books.row))
+        at = await self.journal.read(lambda store: store.changed_at(books.row))
         return self._info(books.row, at)
 
     async def books(self, session_id: str) -> Books:
@@ -250,9 +242,13 @@ class Service:
             return await self.journal.wait_written()
         if session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is being resumed", hint="ask again when it is open")
-        books = await self.books(session_id)
-        await anyio.to_thread.run_sync(books.workspace.remove)
-        await self.journal.append(DropSession(session=session_id))
+        self._resuming.add(session_id)  # nobody brings it back meanwhile
+        try:
+            books = await self.books(session_id)
+            await anyio.to_thread.run_sync(books.workspace.remove)
+            await self.journal.append(DropSession(session=session_id))
+        finally:
+            self._resuming.discard(session_id)
 
     async def _refuse_if_too_many(self, owner: str, at_most: int | None) -> None:
         if at_most is None:
@@ -270,7 +266,7 @@ class Service:
         live = self._sessions.get(row.id)
         running = next(iter(live.books.open), None) if live else None
         halted = row.halted or (live and live.books.stopped)
-        limits, mode, _ = _read_settings(row.settings)
+        limits, mode, _ = read_settings(row.settings)
         return SessionInfo(
             id=row.id, state="halted" if halted else "kept" if live is None else "running" if running else "ready",
             version=row.version, generation=row.generation, ckpt=row.ckpt, mode=mode, created_at=row.created_at,
@@ -294,12 +290,14 @@ class Service:
                 self._refilling.cancel()
                 with suppress(asyncio.CancelledError):
                     await self._refilling
-            for session in [*self._sessions.values(), *self._spares.values()]:
-                await self.end_session(session, keep=bool(session.books.row.settings.get("keep")))
-            await self.node.close()
-            await anyio.to_thread.run_sync(self.node.tree.remove)
-            await self.journal.close()
-            self.home.release()
+            async with AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
+                steps.callback(self.home.release)
+                steps.push_async_callback(self.journal.close)
+                steps.push_async_callback(anyio.to_thread.run_sync, self.node.tree.remove)
+                steps.push_async_callback(self.node.close)
+                for session in [*self._sessions.values(), *self._spares.values()]:
+                    keep = bool(session.books.row.settings.get("keep"))
+                    steps.push_async_callback(self.end_session, session, keep=keep)
 
     async def _environment(self, env: str | Path | None, report: Report | None) -> Environment:
         key = str(env or "")
@@ -315,109 +313,3 @@ class Service:
 def unknown(session_id: str) -> SessionUnknown:
     """Whoever may not see a session is told the same as if there were none: in these words."""
     return SessionUnknown(f"no session {session_id!r} is in this home", hint="`holdfast ps` lists them")
-
-
-async def open_service(settings: Settings) -> Service:
-    """Own a home, settle what a killed owner left unsettled, sweep what it left behind, and start the keeper."""
-    home = _acquire(settings)
-    journal: Journal | None = None
-    try:
-        tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
-        await anyio.to_thread.run_sync(tree.sweep)
-        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
-        journal = Journal(home.journal)
-        await _settle_all(home, journal, key)
-        node = LocalNode(home, tree)
-        await node.start()
-    except BaseException as error:
-        if journal is not None:
-            await journal.close()
-        home.release()
-        if isinstance(error, cgroups.CgroupUnavailable):
-            raise SandboxUnavailable(error.reason, hint=error.remedy) from error
-        raise
-    return Service(home, node, journal, key)
-
-
-def _acquire(settings: Settings) -> Home:
-    return acquire(settings.home) if settings.workspace is None else acquire_shared(settings.workspace, settings.home)
-
-
-async def settle_shared(settings: Settings) -> None:
-    """Finish what a killed owner of a shared directory left, and nothing else."""
-    home = _acquire(settings)
-    try:
-        with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
-            tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
-            await anyio.to_thread.run_sync(tree.sweep)
-            await anyio.to_thread.run_sync(tree.remove)
-        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
-        journal = Journal(home.journal)
-        try:
-            await _settle_all(home, journal, key)
-        finally:
-            await journal.close()
-    finally:
-        home.release()
-
-
-async def drop_kept(settings: Settings, session_id: str) -> None:
-    """Delete a kept session's files and books where nobody owns the home; nothing else is touched."""
-    home = _acquire(settings)
-    try:
-        journal = Journal(home.journal)
-        try:
-            await anyio.to_thread.run_sync(home.workspace(session_id).remove)
-            await journal.append(DropSession(session=session_id))
-        finally:
-            await journal.close()
-    finally:
-        home.release()
-
-
-async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
-    """We hold the lock, so whatever is here belongs to an owner that is gone: nothing of it runs any more."""
-    known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
-    for session, row in known.items():
-        workspace = home.workspace(session)
-        if not workspace.path.is_dir():  # its owner was killed while it deleted the session
-            journal.append_nowait(DropSession(session=session))
-        elif not row.halted:
-            await _settle_session(Books(journal, key, workspace, row=row))
-    await anyio.to_thread.run_sync(_sweep, home, set(known))
-
-
-async def _settle_session(books: Books) -> None:
-    await books.load()
-    try:
-        await settle_open(books)
-    except HoldfastError as error:  # one session that cannot be trusted must not keep the others from their owner
-        books.halt(error)
-        await books.journal.wait_written()
-        return
-    await anyio.to_thread.run_sync(books.workspace.sweep)
-
-
-def _sweep(home: Home, known: set[str]) -> None:
-    """Sessions that never got as far as a record, and a key that was not finished."""
-    if home.shared is None:
-        durable.sweep(home.keys)
-    for directory in home.sessions.iterdir():
-        if directory.name not in known:
-            remove_tree(directory)
-
-
-def _changed_at(store: Store, row: SessionRow) -> float:
-    latest = store.versions(row.id, limit=1)
-    return latest[0].at if latest else row.created_at
-
-
-def _settings(limits: Limits, mode: Mode, env: str | Path | None) -> dict[str, int | float | str | None]:
-    return {**msgspec.structs.asdict(limits), "mode": mode, "env": None if env is None else str(env)}
-
-
-def _read_settings(settings: dict[str, int | float | str | None]) -> tuple[Limits, Mode, str | None]:
-    kept = {name: value for name, value in settings.items() if name in Limits.__struct_fields__}
-    mode: Mode = "notebook" if settings.get("mode") == "notebook" else "strict"
-    env = settings.get("env")
-    return msgspec.convert(kept, Limits), mode, None if env is None else str(env)

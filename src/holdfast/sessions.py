@@ -7,7 +7,7 @@ is taken, and the session's cgroup is frozen: nothing runs in the background.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import anyio
@@ -28,6 +28,10 @@ from holdfast.settling import settle_open
 from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
+_PLANS_BYTES = 32 << 20
+"""Of all plans of a session together; the oldest go first."""
+_TEXT_BYTES = 64
+"""What a text costs beside its characters."""
 _REPLY_FIRST_S = 0.002
 """Two threads share one interpreter: the reply gets to the caller before we go on with what he need not wait for."""
 _QUICK_S = 10.0
@@ -86,9 +90,10 @@ class LiveSession:
         return now.cgroup.memory_now_bytes() if now else None
 
     def remember_plan(self, run: str, request: RunRequest) -> None:
-        while len(self.plans) >= _MOST_PLANS:
-            del self.plans[next(iter(self.plans))]
         self.plans[run] = request
+        size_bytes = sum(weight(plan) for plan in self.plans.values())
+        while len(self.plans) > _MOST_PLANS or (size_bytes > _PLANS_BYTES and len(self.plans) > 1):
+            size_bytes -= weight(self.plans.pop(next(iter(self.plans))))
 
     # -- questions: what the guest answers without running a cell -----------------------------------------------
 
@@ -140,10 +145,11 @@ class LiveSession:
                 return
             self._closed = True
             with anyio.CancelScope(shield=True):
-                await self.wait_settled()
-                await self.computer.close()
-                await self._put_away(keep=keep)
-                self.ended.set()
+                async with AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
+                    steps.callback(self.ended.set)
+                    steps.push_async_callback(self._put_away, keep=keep)
+                    steps.push_async_callback(self.computer.close)
+                    await self.wait_settled()
 
     async def _put_away(self, *, keep: bool) -> None:
         if keep and self.books.open:  # a disk that failed; its stages are for whoever opens the session next
@@ -267,6 +273,13 @@ def check_text(code: str) -> None:
             f"the code is no text: {error.reason} at character {error.start:,}",
             hint="remove the lone surrogate (decode the bytes it came from with errors='replace')",
         ) from error
+
+
+def weight(request: RunRequest) -> int:
+    """About how many bytes are held with a request."""
+    texts = [request.code, request.key or "", request.expect or "", *request.inputs, *request.asserts]
+    texts += [text for expected in request.outputs for text in (expected.path, *expected.columns)]
+    return sum(len(text) + _TEXT_BYTES for text in texts)
 
 
 def new_id(kind: str) -> str:

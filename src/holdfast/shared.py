@@ -24,9 +24,9 @@ from pathlib import Path
 import anyio.to_thread
 
 from holdfast.errors import HoldfastError, HomeBusy, InvalidSetting, ServerUnreachable
+from holdfast.home import SOCKET
 from holdfast.sockets import address_of
 
-SOCKET = "socket"
 LOG = "logs/server.log"
 START_S = 60.0
 IDLE = "30s"

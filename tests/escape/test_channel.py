@@ -280,6 +280,24 @@ def test_a_guest_that_stops_listening_cannot_hold_a_run_past_its_deadline(sessio
     assert run.error is not None
 
 
+@pytest.mark.parametrize("message", ["Printing()", "Saving(paths=['x'])"])
+def test_a_guest_that_asks_and_does_not_read_cannot_hold_a_run_past_its_deadline(session, tools, message):
+    attack = f"""
+import signal
+from holdfast.kernel import wire
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+gate, packets = control(), list(wire.packets(wire.{message}))
+while True:
+    for packet in packets: gate.send(packet)
+"""
+    run = tools.within(
+        20, lambda: tools.storm(session, attack, timeout=10), rescue=lambda: tools.host_end(session).kill()
+    )
+
+    assert run.error is not None
+    assert "it does not read what it asks for" in run.error.message
+
+
 def test_a_guest_that_stops_listening_cannot_hold_a_question_for_ever(session, tools, monkeypatch):
     monkeypatch.setattr("holdfast.sessions._QUICK_S", 1.0, raising=False)
     tools.storm(session, DEAF)

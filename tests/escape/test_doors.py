@@ -180,7 +180,9 @@ def closed_after(peer: socket.socket) -> float:
 
 
 @contextmanager
-def serving(tmp_path: Path, *, uds: bool = False, patience: Patience | None = None, **limits: Any) -> Iterator[Target]:
+def serving(
+    tmp_path: Path, *, uds: bool = False, also_uds: bool = False, patience: Patience | None = None, **limits: Any
+) -> Iterator[Target]:
     behind = Behind()
     listener = socket.socket(socket.AF_UNIX if uds else socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(str(tmp_path / "socket") if uds else ("127.0.0.1", 0))
@@ -188,7 +190,11 @@ def serving(tmp_path: Path, *, uds: bool = False, patience: Patience | None = No
         socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BYTES
     )  # so that what is unread stays with the server
     listener.listen(100)
-    address = listener.getsockname()
+    listeners, address = [listener], listener.getsockname()
+    if also_uds:
+        listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listeners[-1].bind(str(tmp_path / "socket"))
+        listeners[-1].listen(100)
     target = Target(behind, tmp_path, address)
     names = Hosts(port=None if uds else address[1])
     settings = DoorSettings(access=target.access, hosts=names, limits=Limits(**limits), metrics=target.metrics)
@@ -196,7 +202,7 @@ def serving(tmp_path: Path, *, uds: bool = False, patience: Patience | None = No
     config = uvicorn.Config(guarded(behind.app, settings), log_config=None, lifespan="off", **options)
     server = uvicorn.Server(config)
     target.connections = server.server_state.connections
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=listeners)), daemon=True)
     thread.start()
     try:
         yield target
@@ -204,7 +210,8 @@ def serving(tmp_path: Path, *, uds: bool = False, patience: Patience | None = No
     finally:
         server.should_exit = server.force_exit = True
         thread.join(PATIENT_S)
-        listener.close()
+        for each in listeners:
+            each.close()
         assert not thread.is_alive()
 
 
@@ -398,6 +405,38 @@ def test_connections_far_past_the_cap_are_closed_at_once(tmp_path: Path) -> None
         for one in idle:
             one.close()
         wait_for(lambda: not target.connections)
+
+
+def test_whatever_comes_over_the_network_the_owner_gets_in_by_his_own_socket(tmp_path: Path) -> None:
+    patience = Patience(connections=5, headers_wait_s=2 * PATIENT_S)
+    with serving(tmp_path, patience=patience, also_uds=True) as target:
+        idle = [target.connect() for _ in range(7)]
+        assert target.ask(target.head("GET", "/v1/who")).status == 503
+        idle += [target.connect() for _ in range(23)]
+        closed_after(idle[-1])
+        own = Target(target.behind, tmp_path, str(tmp_path / "socket"))
+        held = [own.connect() for _ in range(15)]
+        answers = [own.ask(own.head("GET", "/v1/who", token=None)) for _ in range(3)]
+        assert [(one.status, one.body) for one in answers] == [(200, b'"owner"')] * 3
+        for one in (*idle, *held):
+            one.close()
+        wait_for(lambda: not target.connections)
+
+
+def test_one_key_s_streams_leave_room_for_others(tmp_path: Path) -> None:
+    with serving(tmp_path, requests_under_way=2) as target:
+        ann, bob = (target.access.ring.add(name)[1] for name in ("ann", "bob"))
+        streams = [target.connect() for _ in range(2)]
+        for stream in streams:
+            stream.sendall(target.head("GET", "/v1/flood", token=ann))
+            assert stream.recv(1)
+        refused = target.ask(target.head("GET", "/v1/who", token=ann))
+        assert (refused.status, refused.code) == (429, "rate_limited")
+        assert target.ask(target.head("GET", "/v1/who", token=bob)).status == 200
+        assert target.ask(target.head("GET", "/v1/who")).status == 200
+        for stream in streams:
+            stream.close()
+        wait_for(lambda: target.ask(target.head("GET", "/v1/who", token=ann)).status == 200)
 
 
 def test_a_body_that_stops_or_drips_is_given_up(tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def test_a_sparse_file_costs_what_it_holds(session, attack, tools):
 
 
 def test_more_files_than_allowed_end_the_run(open_session, monkeypatch):
-    monkeypatch.setattr("holdfast.client.Limits", functools.partial(Limits, disk_files=2000))
+    monkeypatch.setattr("holdfast.config.Limits", functools.partial(Limits, disk_files=2000))
     session = open_session()
     run = session.run(
         "import time\nfor number in range(20_000):\n    open(f'/mnt/data/{number}', 'w').close()\n"

@@ -11,10 +11,11 @@ from tests.escape.conftest import PRELUDE
 
 from holdfast import engine, jobs
 from holdfast.config import Limits, Settings
+from holdfast.errors import KernelStartFailed
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 
-RunJob = Callable[[str], Run]
+RunJob = Callable[..., Run]
 
 
 @pytest.fixture
@@ -41,9 +42,10 @@ def directory(tmp_path: Path, outside: Path) -> Path:
 
 @pytest.fixture
 def run_job(tmp_path: Path, directory: Path, lean: Path) -> RunJob:
+    """`swapped` is when somebody puts another directory in the place of the job's."""
     settings = Settings(home=tmp_path / "home")
 
-    def run(code: str) -> Run:
+    def run(code: str, swapped: str = "") -> Run:
         job = jobs.Job(
             code=PRELUDE + dedent(code), script=Script(file="/mnt/data/job.py"), env=lean,
             limits=Limits(memory_bytes=512 << 20, timeout_s=60),
@@ -51,12 +53,23 @@ def run_job(tmp_path: Path, directory: Path, lean: Path) -> RunJob:
         opened = engine.wait(lambda: jobs.open_job(directory, job, settings=settings))
         try:
             engine.wait(opened.look)
+            if swapped == "before it is mounted":
+                put_another_in_its_place(directory)
             engine.wait(opened.plan)
+            if swapped == "before it runs":
+                put_another_in_its_place(directory)
             return engine.wait(lambda: opened.run(None))
         finally:
             engine.wait(opened.close)
 
     return run
+
+
+def put_another_in_its_place(directory: Path) -> None:
+    """With all that Holdfast keeps there."""
+    moved = directory.rename(directory.with_name("moved"))
+    directory.mkdir()
+    (moved / ".holdfast").rename(directory / ".holdfast")
 
 
 def test_links_lead_nowhere_outside_and_a_hard_link_is_let_go(run_job: RunJob, directory: Path, outside: Path) -> None:
@@ -130,6 +143,47 @@ def test_a_directory_that_became_a_link_is_published_as_a_link_and_not_followed(
     assert (directory / "to-directory/secret").read_text() == "not outside"
     assert not (directory / "to-directory").is_symlink()
     assert (outside / "secret").read_text() == "secret\n"
+
+
+def test_nothing_that_a_job_leaves_runs_as_the_directorys_owner(run_job: RunJob, directory: Path) -> None:
+    (directory / "old").write_text("mine\n")
+
+    run = run_job("""
+        for name in ("new", "old", "file"):
+            open(name, "a").write("#!/bin/sh\\n")
+            os.chmod(name, 0o6755)
+        os.link("new", "same")
+        held = open("held", "w")
+        os.chmod("held", 0o4755)
+        os.mkdir("group")
+        os.chmod("group", 0o2775)
+        print([oct(os.stat(name).st_mode & 0o7777) for name in ("new", "file", "held", "group")])
+    """)
+
+    assert run.error is None, run.stderr
+    assert run.stdout.strip() == "['0o6755', '0o6755', '0o4755', '0o2775']"
+    published = {path.name: path.lstat() for path in directory.iterdir() if path.is_file() and not path.is_symlink()}
+    assert published.keys() >= {"new", "same", "old", "file", "held"}
+    assert {name: oct(status.st_mode & 0o6000) for name, status in published.items() if status.st_mode & 0o6000} == {}
+    assert published["new"].st_uid == directory.stat().st_uid
+    assert (directory / "group").stat().st_mode & 0o7777 == 0o2775
+    assert {oct(change.mode) for change in run.outputs} == {"0o755"}
+
+
+def test_a_directory_that_is_put_in_its_place_is_neither_shown_nor_written_to(run_job: RunJob, directory: Path) -> None:
+    with pytest.raises(KernelStartFailed, match="another directory than it was"):
+        run_job("print(os.listdir())", swapped="before it is mounted")
+    assert [path.name for path in directory.iterdir()] == [".holdfast"]
+
+
+def test_what_was_run_in_a_directory_is_not_published_to_another(run_job: RunJob, directory: Path) -> None:
+    run = run_job("open('new', 'w').write('new')", swapped="before it runs")
+
+    assert run.status == "rolled_back"
+    assert run.error is not None
+    assert "another directory than it was" in run.error.message
+    assert [path.name for path in directory.iterdir()] == [".holdfast"]
+    assert not (directory.with_name("moved") / "new").exists()
 
 
 def test_what_the_caller_may_not_read_stays_unread(run_job: RunJob, directory: Path) -> None:

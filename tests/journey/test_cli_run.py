@@ -258,6 +258,32 @@ def test_what_a_killed_job_had_begun_to_publish_is_finished_by_the_next_command(
     assert list(Path("/sys/fs/cgroup").glob(f"*/holdfast*/{home_id}/*")) == [], "and nothing of it is left frozen"
 
 
+def test_what_the_user_does_after_a_job_was_killed_is_not_undone_by_finishing_it(
+    holdfast: Holdfast, directory: Path
+) -> None:
+    for name in ("gone/a.txt", "going/a.txt"):
+        (directory / name).parent.mkdir()
+        (directory / name).write_text("old\n")
+    job(directory, CHANGES + "import shutil\nshutil.rmtree('gone')\nshutil.rmtree('going')\n")
+    job(directory, "print('next')", "next.py")
+
+    killed = holdfast("run", "job.py", env={"HOLDFAST_CRASH_AT": "run.point_of_no_return"})
+    theirs = dict.fromkeys(["tides.csv", "new-0.txt", "going/b.txt"], "the user's\n")
+    for name, text in theirs.items():
+        (directory / name).write_text(text)
+    finished = holdfast("run", "next.py")
+    verified = holdfast("verify", "--json")
+
+    assert killed.returncode == -signal.SIGKILL
+    assert finished.returncode == 0, finished.stderr
+    assert {name: text for name, text in files(directory).items() if not name.endswith(".py")} == {
+        **theirs, **{f"new-{n}.txt": f"{n}\n" for n in range(1, 4)},
+    }  # fmt: skip
+    assert not (directory / "gone").exists()
+    assert "3 files changed since the last job, and taken in" in finished.stderr
+    assert json.loads(verified.stdout)["ok"]
+
+
 def test_a_file_that_was_changed_since_is_named_by_verify_and_taken_in_by_the_next_job(
     holdfast: Holdfast, directory: Path
 ) -> None:

@@ -193,7 +193,7 @@ def test_nothing_runs_on_unattended(strict: Any) -> None:
         run(http, at, "x = 1")
         with following(http, at, f"x = 2\n{ENDLESS}") as told:
             began, _ = next(told), next(told)
-        entry = until(lambda: http.get(f"{at}/runs/{began['run']}").json()["entry"])
+        entry = until(lambda: http.get(f"{at}/runs/{began['run']}").json().get("entry"))
         gone = list(events(http.get(f"{at}/runs/{began['run']}/events?from=2")))
 
         assert entry["status"] == "rolled_back"
@@ -204,6 +204,46 @@ def test_nothing_runs_on_unattended(strict: Any) -> None:
             http.post(f"{at}/runs", json={"code": ENDLESS}, headers={"accept": "application/json"}, timeout=1)
         until(lambda: len(http.get(f"{at}/runs").json()) == 4)
         assert http.get(f"{at}/runs").json()[-1]["status"] == "rolled_back"
+
+
+def test_who_left_a_run_that_was_kept_is_told_so(strict: Any) -> None:
+    with client_of(strict) as http, session(http, mode="notebook") as at:
+        with following(http, at, f"open('done.txt', 'w').write('once')\n{ENDLESS}") as told:
+            began, _ = next(told), next(told)
+        entry = until(lambda: http.get(f"{at}/runs/{began['run']}").json().get("entry"))
+        gone = list(events(http.get(f"{at}/runs/{began['run']}/events?from=2")))[-1]["problem"]
+
+        assert (entry["status"], http.get(f"{at}/files/done.txt").text) == ("kept", "once")
+        assert gone["code"] == "run_abandoned"
+        assert gone["detail"].endswith(f"what it had done by then was kept, as version {entry['version']}")
+        assert "rolled back" not in gone["hint"]
+
+
+def test_only_so_many_runs_wait_in_a_session(strict: Any) -> None:
+    many = httpx2.Limits(max_connections=200)
+    with client_of(strict, limits=many) as http, session(http) as at, ExitStack() as stack:
+        told = stack.enter_context(following(http, at, ENDLESS))
+        began = next(told), next(told)
+        at_once = {"accept": "application/vnd.holdfast.msgpack-seq"}
+        large = "#" * (7 << 20)
+
+        def wait_with(code: str) -> None:
+            waits = http.stream("POST", f"{at}/runs", json={"code": code}, headers=at_once)
+            assert stack.enter_context(waits).status_code == 200
+
+        for _ in range(4):
+            wait_with(large)
+        too_large = http.post(f"{at}/runs", json={"code": large}, headers=at_once)
+        for _ in range(96):
+            wait_with("1")
+        too_many = http.post(f"{at}/runs", json={"code": "1"}, headers=at_once)
+        with session(http) as other:
+            assert run(http, other, "6 * 7")["text"] == "42"
+        assert http.get(at).json()["running"] == began[0]["run"]
+
+    for refused in (too_large, too_many):
+        assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+        assert refused.headers["retry-after"] == "1"
 
 
 def test_a_slow_reader_holds_the_run_back_and_gets_all_of_it(http: httpx2.Client, at: str) -> None:
@@ -435,6 +475,21 @@ def test_an_upload_that_breaks_off_is_never_seen(http: httpx2.Client, server: An
     assert run(http, at, "1")["status"] == "committed"
     assert http.get(f"{at}/files").json() == []
     assert http.get(at).json()["version"] == 1
+
+
+def test_uploads_at_one_time_share_the_room_that_is_left(http: httpx2.Client, server: Any) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with session(http, disk="64M") as at, socket.create_connection((host, int(port)), timeout=60) as raw:
+        head = f"PUT {at}/files/a.bin HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {server.token}\r\n"
+        raw.sendall(f"{head}Content-Length: {45 << 20}\r\n\r\n".encode() + bytes(40 << 20))
+        second = http.put(f"{at}/files/b.bin", content=bytes(40 << 20))
+        raw.sendall(bytes(5 << 20))
+        first = raw.recv(1000)
+        small = http.put(f"{at}/files/c.bin", content=bytes(1 << 20))
+
+        assert second.json()["code"] == "disk_limit"
+        assert first.startswith(b"HTTP/1.1 200")
+        assert small.status_code == 200, "what is over is not counted any more"
 
 
 # -- the server ----------------------------------------------------------------------------------------------------

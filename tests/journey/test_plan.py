@@ -138,3 +138,11 @@ def test_names_in_memory_are_known_however_they_came_there(session: Session) -> 
     ok(session.run("del a"))
     (finding,) = session.plan(needs).findings
     assert finding.names == ["a"]
+
+
+def test_plans_that_wait_hold_a_bounded_memory(session: Session) -> None:
+    plans = [session.plan("#" * (7 << 20)) for _ in range(5)]
+
+    with pytest.raises(InvalidSetting, match="no plan that waits"):
+        session.run(plans[0])
+    assert ok(session.run(plans[1])).status == "committed"

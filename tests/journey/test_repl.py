@@ -22,7 +22,7 @@ from holdfast.cli import ending, homes, ps
 
 pytestmark = pytest.mark.timeout(300)
 COMMAND = [sys.executable, "-m", "holdfast.cli.main", "repl"]
-ROWS, COLUMNS = 80, 120
+ROWS, COLUMNS = 80, 240  # wide enough for any temporary directory
 PATIENCE_S = 60
 SIT_DOWN = 'exec "$@" <>"$TTY" >&0 2>&1'
 """Whoever leads a session of processes and opens a terminal is its master: Ctrl-C is for him."""

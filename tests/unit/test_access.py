@@ -153,6 +153,7 @@ def test_a_key_sees_its_own_sessions_and_the_owner_all() -> None:
 
     assert (one.may_use("aaaaaaaaaa"), one.may_use("bbbbbbbbbb"), one.may_use("owner")) == (True, False, False)
     assert OWNER.may_use("aaaaaaaaaa")
+    assert not Principal("", "nobody").may_use("")
 
 
 def test_a_chosen_token_is_not_compared_while_somebody_guesses(ring: KeyRing) -> None:

@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import HomeBusy, StateMoved
 from holdfast.model import Display, Name, Recovery, Run, RunError, Step
 from holdfast.records import Change, Check, FileEntry, RunCard
-from holdfast.server import answers
-from holdfast.server.answers import Standing
+from holdfast.server.mcp import answers
+from holdfast.server.mcp.answers import Standing
 
 CKPT = "CKPT-4f1c0a9be2-g1-v1-0f6967bf3dc0"
 

@@ -1,18 +1,23 @@
 """What can be typed, and what is said to what cannot."""
 
+import inspect
 import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import holdfast
+from holdfast.api import CreateSession
+from holdfast.cli import jupyter, main
 from holdfast.cli.main import app
 from holdfast.cli.screen import saved
 from holdfast.cli.terminal import Writer, harmless
+from holdfast.config import Limits, parse_limits
 
 runner = CliRunner()
 
@@ -54,6 +59,18 @@ def test_what_makes_no_sense_is_refused_with_a_reason(arguments: list[str], told
 
     assert done.exit_code == 2
     assert told in done.output
+
+
+@pytest.mark.parametrize(
+    "face", [holdfast.AsyncSession, CreateSession, main.execute, main.run, main.repl, main.mcp, jupyter.install]
+)
+def test_every_face_has_the_same_limits_unless_told(face: Callable[..., object]) -> None:
+    """Each writes them as people do; `Limits` is what they mean."""
+    taken = inspect.signature(parse_limits).parameters.keys() - {"timeout"}  # a job has longer, a notebook no deadline
+    usual = {name: each.default for name, each in inspect.signature(face).parameters.items() if name in taken}
+
+    assert usual.keys() >= {"memory", "cpus", "disk"}
+    assert parse_limits(**usual) == parse_limits() == Limits()
 
 
 def test_code_that_is_no_text_is_refused(tmp_path: Path) -> None:

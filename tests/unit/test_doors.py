@@ -17,12 +17,13 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast import errors
-from holdfast.access import Access, KeyRing
-from holdfast.errors import FileUnknown, HoldfastError, RateLimited, StateMoved
+from holdfast.access import Access, KeyRing, Principal
+from holdfast.errors import FileUnknown, Forbidden, HoldfastError, RateLimited, StateMoved
 from holdfast.server.doors import DoorSettings, Hosts, Limits, Metrics, guarded, hosts
 from holdfast.server.doors.limits import Rate
 from holdfast.server.doors.metrics import Gauges
 from holdfast.server.doors.problems import HANDLERS, STATUSES, problem_response
+from holdfast.server.http import app
 
 HERE = "http://127.0.0.1:8787"
 NAMES = Hosts(names=("box.lan",), port=8787, origins=("https://console.example.org",))
@@ -63,6 +64,11 @@ ROUTES = [
     Route("/openapi.json", who), Route("/metrics", who),
     Route("/v1/sessions/{id}/files/{path:path}", size, methods=["PUT", "GET"]),
 ]  # fmt: skip
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture
@@ -128,6 +134,22 @@ def test_an_api_key_is_itself_until_it_is_revoked(doors: Doors, access: Access) 
     assert code_of(client.get("/metrics")) == (403, "forbidden")
     access.ring.revoke(made.id)
     assert code_of(client.get("/v1/who")) == (401, "unauthorized")
+
+
+def test_what_is_for_the_owner_is_for_nobody_else_whatever_the_address_looks_like(doors: Doors, access: Access) -> None:
+    client = doors(token=access.ring.add("laptop")[1])
+
+    for path in ("/metrics%0A", "/metrics%0a", "/metrics%00", "/%0Dmetrics", "/v1/who%0A", "/v1/sessions/a%0A/files/b"):
+        assert code_of(client.get(path)) == (400, "malformed")
+    for name in ("b%0A", "%0Ab", "b%7F"):  # of a file it may be the name
+        assert client.put(f"/v1/sessions/a/files/{name}", content=b"123").status_code != 400
+
+
+async def test_the_metrics_themselves_are_for_the_owner() -> None:
+    asked = Request({"type": "http", "state": {"principal": Principal("abc", "laptop")}})
+
+    with pytest.raises(Forbidden):
+        await app.metrics(asked)
 
 
 @pytest.mark.parametrize("value", ["Basic {}", "Bearer", "{}", "Bearer {}x", "Bearer  ", "Token {}"])

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from holdfast.errors import HomeBusy, SessionClosed
-from holdfast.server.mcp_desk import Desk
-from holdfast.server.tools import Recover
+from holdfast.server.mcp.desk import Desk
+from holdfast.server.mcp.tools import Recover
 
 
 class GoneSeat:

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from holdfast.errors import InvalidSetting
-from holdfast.server import mcp_desk, mcp_files, tools
-from holdfast.server.mcp_files import MOST_BYTES, Seen, look
-from holdfast.server.tools import ReadFile
+from holdfast.server.mcp import desk, files, tools
+from holdfast.server.mcp.files import MOST_BYTES, Seen, look
+from holdfast.server.mcp.tools import ReadFile
 from holdfast.transports import Transport
 
 
@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 
 
 def test_the_examples_are_true() -> None:
-    assert [doctest.testmod(module).failed for module in (mcp_files, mcp_desk, tools)] == [0, 0, 0]
+    assert [doctest.testmod(module).failed for module in (files, desk, tools)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 7, 1 << 20])
@@ -91,7 +91,7 @@ async def test_what_is_not_text_is_binary(data: bytes) -> None:
 
 async def test_an_image_is_known_by_what_it_is_and_one_too_large_is_not_shown() -> None:
     small = await seen(b"\x89PNG\r\n\x1a\n" + b"\0" * 100)
-    large = await seen(b"RIFF1234WEBP" + b"\0" * mcp_files.MOST_IMAGE_BYTES)
+    large = await seen(b"RIFF1234WEBP" + b"\0" * files.MOST_IMAGE_BYTES)
 
     assert (small.kind, small.mime, len(small.image)) == ("image", "image/png", 108)
     assert (large.kind, large.mime, large.image) == ("image", "image/webp", b"")

@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.errors import InvalidSetting
 from holdfast.model import Output
-from holdfast.server import mcp_progress
-from holdfast.server.mcp_names import Named, first_free
-from holdfast.server.mcp_progress import passing_on
+from holdfast.server.mcp import progress
+from holdfast.server.mcp.names import Named, first_free
+from holdfast.server.mcp.progress import passing_on
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def anyio_backend() -> str:
 
 
 async def test_a_client_hears_output_and_when_there_is_none_that_it_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_progress, "_SILENT_S", 0.05)
-    monkeypatch.setattr(mcp_progress, "_OFTEN_S", 0.0)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.05)
+    monkeypatch.setattr(progress, "_OFTEN_S", 0.0)
     heard: list[tuple[float, str]] = []
     enough = anyio.Event()
 
-    async def tell(progress: float, message: str) -> None:
-        heard.append((progress, message))
+    async def tell(at: float, message: str) -> None:
+        heard.append((at, message))
         if len(heard) >= 4:
             enough.set()
 

@@ -10,8 +10,8 @@ from holdfast import home, scripts
 from holdfast.blobs.local import LocalBlobs
 from holdfast.errors import InvalidSetting
 from holdfast.records import Change, FileEntry
-from holdfast.resources import layers, publish
-from holdfast.resources.descent import Cursor, Tree
+from holdfast.resources import layers, publish, restoring
+from holdfast.resources.descent import Cursor, Tree, identity_of
 from holdfast.resources.hashing import digest
 
 
@@ -133,6 +133,64 @@ def test_a_redo_leaves_alone_what_the_user_changed_since(disk: Disk) -> None:
     }  # fmt: skip
 
 
+def test_a_redo_replaces_only_what_the_run_found(disk: Disk) -> None:
+    for name in ("as it was", "edited", "to directory", "to link"):
+        disk.has(name, "old")
+    for name in ("as it was", "edited", "added", "to directory/in", "new/in"):
+        disk.stages(name, "new")
+    (disk.stage / "data/to link").symlink_to("elsewhere")
+    (disk.directory / "link").symlink_to("old")
+    (disk.stage / "data/link").symlink_to("new")
+    changes = disk.changes()
+    for name in ("edited", "added", "to directory", "to link", "new"):  # after the crash
+        (disk.directory / name).write_text("the user's")
+
+    disk.publish(changes, redo=True)
+
+    kept = ("edited", "added", "to directory", "to link", "new")
+    assert [(disk.directory / name).read_text() for name in kept] == ["the user's"] * len(kept)
+    assert (disk.directory / "as it was").read_text() == "new"
+    assert os.readlink(disk.directory / "link") == "new"
+    assert not disk.stage.exists()
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_a_directory_that_goes_takes_nothing_along_that_was_put_there_since(disk: Disk, redo: bool) -> None:
+    for name in ("gone/deep/a", "stays/deep/a", "stays/b", "file/a"):
+        disk.has(name, "old")
+    disk.stages("file", "new")
+    changes = [*disk.changes(), *removals(disk, "gone", "stays")]
+    for name in ("stays/deep/new", "file/new"):
+        (disk.directory / name).write_text("the user's")
+
+    disk.publish(changes, redo=redo)
+
+    found = sorted(str(path.relative_to(disk.directory)) for path in disk.directory.rglob("*") if path.is_file())
+    assert [path for path in found if not path.startswith(".holdfast")] == ["file/new", "stays/deep/new"]
+    assert not (disk.directory / "gone").exists()
+
+
+def removals(disk: Disk, *names: str) -> list[Change]:
+    return [change for name in names for change in restoring.plan_removal(name, files=disk.files, known=disk.known)]
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0, "new"), (5000, "new"), (None, "the user's")])
+def test_a_redo_finishes_a_database_that_was_cut_short_and_leaves_one_that_the_user_wrote(
+    disk: Disk, left: int | None, expected: str
+) -> None:
+    contents = {name: "SQLite format 3\0" + name * 2000 for name in ("old", "new", "the user's")}
+    disk.has("db", contents["old"])
+    disk.stages("db", contents["new"])
+    changes = disk.changes()
+    new = contents["new"]
+    cut = "" if left == 0 else new[:left].ljust(len(new), "\0")
+    (disk.directory / "db").write_text(contents["the user's"] if left is None else cut)
+
+    disk.publish(changes, redo=True)
+
+    assert (disk.directory / "db").read_text() == contents[expected]
+
+
 def test_the_way_up_is_the_way_that_one_came(disk: Disk) -> None:
     (disk.directory / "d/e").mkdir(parents=True)
     cursor = Cursor(disk.files)
@@ -148,6 +206,27 @@ def test_the_way_up_is_the_way_that_one_came(disk: Disk) -> None:
         cursor.leave()
     with pytest.raises(OSError, match="moved away"):
         cursor.close()
+
+
+def test_nothing_is_read_from_or_published_to_another_directory_in_its_place(disk: Disk) -> None:
+    disk.files = Tree(disk.files.root, disk.directory, identity_of(disk.directory.stat()))
+    disk.stages("a", "new")
+    changes = disk.changes()
+    put_another_in_its_place(disk.directory)
+
+    with pytest.raises(layers.Unreadable, match="another directory than it was"):
+        disk.changes()
+    with pytest.raises(OSError, match="another directory than it was"):
+        disk.publish(changes)
+    assert [path.name for path in disk.directory.iterdir()] == [".holdfast"]
+    assert (disk.stage / "data/a").read_text() == "new", "it can be tried again"
+
+
+def put_another_in_its_place(directory: Path) -> None:
+    """With all that Holdfast keeps there."""
+    moved = directory.rename(directory.with_name("moved"))
+    directory.mkdir()
+    (moved / ".holdfast").rename(directory / ".holdfast")
 
 
 def test_some_directories_are_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +248,37 @@ def test_a_link_in_place_of_what_holdfast_keeps_is_refused(tmp_path: Path) -> No
     with pytest.raises(InvalidSetting, match="it is a link"):
         home.acquire_shared(tmp_path / "project", tmp_path / "home")
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can trust what another user has made")
+def test_root_does_not_trust_what_another_user_keeps_there(tmp_path: Path) -> None:
+    kept, victim = tmp_path / "project/.holdfast", tmp_path / "victim"
+    kept.mkdir(parents=True)
+    victim.write_text("root's\n")
+    for name in (".gitignore", "lock", "epoch.new", "id.new"):
+        (kept / name).symlink_to(victim)
+    os.chown(kept, 61_236, 61_236)
+
+    with pytest.raises(InvalidSetting, match="it belongs to user 61236") as refused:
+        home.acquire_shared(tmp_path / "project", tmp_path / "home")
+    assert "run the job as the user" in refused.value.hint
+    assert victim.read_text() == "root's\n"
+
+
+@pytest.mark.parametrize("name", [".gitignore", "lock", "epoch.new"])
+def test_what_holdfast_keeps_is_nobody_elses_to_write_and_no_link_leads_out_of_it(tmp_path: Path, name: str) -> None:
+    kept, victim = tmp_path / "project/.holdfast", tmp_path / "victim"
+    kept.mkdir(parents=True)
+    victim.write_text("mine\n")
+    (kept / name).symlink_to(victim)
+    kept.chmod(0o770)
+    with pytest.raises(InvalidSetting, match="others can write to it"):
+        home.acquire_shared(tmp_path / "project", tmp_path / "home")
+
+    kept.chmod(0o700)
+    with pytest.raises(InvalidSetting, match="cannot be written"):
+        home.acquire_shared(tmp_path / "project", tmp_path / "home")
+    assert victim.read_text() == "mine\n"
 
 
 def test_a_script_is_read_as_python_reads_it_and_knows_where_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from holdfast import environments
 from holdfast.cli.terminal import console
-from holdfast.config import default_home
+from holdfast.config import home_path
 from holdfast.environments import uv
 from holdfast.errors import EnvironmentBuildFailed
 from holdfast.sandbox import probe
@@ -22,7 +22,7 @@ from holdfast.sandbox.probe import Finding
 
 def examine(home: Path | None, *, as_json: bool) -> int:
     """Probe and tell; 0 if a strict sandbox is possible."""
-    path = default_home() if home is None else home.expanduser().absolute()
+    path = home_path(home)
     on_its_disk = path if os.access(path, os.W_OK | os.X_OK) else None
     findings = [*probe.find(on_its_disk), *_guests_python(path)]
     possible = probe.strict(findings)

@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli import homes, ps
 from holdfast.cli.ps import Listed
+from holdfast.config import home_path
 from holdfast.errors import HomeBusy
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def reset(session: str, *, home: Path | None, as_json: bool) -> int:
     """Purge a session's memory; its files stay."""
-    where = homes.path_of(home)
+    where = home_path(home)
     found = _found(where, session)
     if found.state == "kept":
         told = f"session {found.id} is kept, and has no memory: there is nothing to reset"
@@ -42,7 +43,7 @@ def reset(session: str, *, home: Path | None, as_json: bool) -> int:
 
 def end(session: str, *, home: Path | None, keep: bool, sure: bool, as_json: bool) -> int:
     """End a live session; delete its files and books unless they are to be kept, and those of a kept one."""
-    where = homes.path_of(home)
+    where = home_path(home)
     found = _found(where, session)
     if not keep and not sure and sys.stdin.isatty():
         _confirm(where, found)
@@ -86,7 +87,7 @@ def _end_unserved(home: Path, found: Listed, *, keep: bool) -> None:
         raise _not_served(home)
     if not keep:
         from holdfast.config import Settings
-        from holdfast.service import drop_kept
+        from holdfast.opening import drop_kept
 
         asyncio.run(drop_kept(Settings(home=home), found.id))
 

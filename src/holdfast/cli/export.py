@@ -16,7 +16,9 @@ import msgspec
 from holdfast import durable, evidence, manifest, paths, verify
 from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
+from holdfast.config import home_path
 from holdfast.errors import FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
+from holdfast.home import JOURNAL
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.signing import PUBLIC
@@ -30,7 +32,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def export(session: str, directory: Path, *, home: Path | None = None, as_json: bool = False) -> int:
     """Write a session to a new directory; 0, or the error says what is in the way."""
-    where = homes.path_of(home)
+    where = home_path(home)
     report = write_export(homes.resolve(where, session), directory.expanduser(), home=where)
     if as_json:
         print(msgspec.json.encode(report).decode())
@@ -43,7 +45,7 @@ def export(session: str, directory: Path, *, home: Path | None = None, as_json: 
 
 def write_export(session: str, directory: Path, *, home: Path) -> Report:
     """The export, verified. It may be made beside the home's owner."""
-    with closing(Store(home / evidence.JOURNAL_NAME, read_only=True)) as store, store.view():
+    with closing(Store(home / JOURNAL, read_only=True)) as store, store.view():
         _refuse_without_receipts(store, session)
         _make(directory)
         files = store.files(session)

@@ -12,28 +12,23 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.config import default_home
 from holdfast.errors import SessionUnknown
+from holdfast.home import JOURNAL, SOCKET
 from holdfast.store.sqlite import Store
 
 if TYPE_CHECKING:  # a command that finds no server does without it, and starts quickly
     from holdfast.transports.connection import Connection
 
 T = TypeVar("T")
-_JOURNAL = "journal.sqlite3"
-
-
-def path_of(home: Path | None) -> Path:
-    return default_home() if home is None else home.expanduser().absolute()
 
 
 @contextmanager
 def reading(home: Path) -> Iterator[Store | None]:
     """The journal, in one state; None where nothing ever ran."""
-    if not (home / _JOURNAL).exists():
+    if not (home / JOURNAL).exists():
         yield None
         return
-    with closing(Store(home / _JOURNAL, read_only=True)) as store, store.view():
+    with closing(Store(home / JOURNAL, read_only=True)) as store, store.view():
         yield store
 
 
@@ -62,7 +57,7 @@ def ask(home: Path, question: "Callable[[Connection], Awaitable[T]]") -> T | Non
         finally:
             await connection.close()
 
-    return asyncio.run(carry_out()) if (home / "socket").exists() else None
+    return asyncio.run(carry_out()) if (home / SOCKET).exists() else None
 
 
 def resolve(home: Path, typed: str) -> str:

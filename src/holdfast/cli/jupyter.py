@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import Cpus, Disk, Env, Home, Json, Keep, Memory, Timeout
+from holdfast.cli.options import Cpus, Disk, Env, Home, Json, Keep, Memory, Timeout, is_typed
 from holdfast.cli.telling import told
 
 app = typer.Typer(name="jupyter", no_args_is_help=True, help="A Jupyter kernel whose cells run in a sandbox.")
@@ -78,9 +78,7 @@ def uninstall(name: Name = "holdfast", as_json: Json = False) -> None:
 
 def _named(context: typer.Context, options: dict[str, object]) -> dict[str, object]:
     """Only what was typed: the rest may still be chosen by environment variables, when a kernel starts."""
-    sources = {option: context.get_parameter_source(option) for option in options}
-    typed = {option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    return {option: value for option, value in options.items() if option in typed}
+    return {option: value for option, value in options.items() if is_typed(context, option)}
 
 
 def _say(text: str, *, name: str, directory: Path, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.options import Home, Json
 from holdfast.cli.telling import told
 
 if TYPE_CHECKING:  # the command line starts quickly: what a command needs is imported when it runs
@@ -14,9 +15,6 @@ if TYPE_CHECKING:  # the command line starts quickly: what a command needs is im
     from holdfast.access import ApiKey, KeyRing
 
 app = typer.Typer(name="keys", no_args_is_help=True, help="API keys of a server: make, list and revoke them.")
-
-Home = Annotated[Path | None, typer.Option(help="Home directory. [dim]Default: $HOLDFAST_HOME[/dim]", metavar="DIR")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -28,7 +26,7 @@ def add(
     """Make a key and show it, this once. Only its hash is kept.
 
     \b
-      curl -H "Authorization: Bearer $(holdfast keys add laptop)" http://127.0.0.1:8787/v1/sessions
+      curl -H "Authorization: Bearer $(holdfast keys add laptop)" http://127.0.0.1:8765/v1/sessions
     """
     with told(as_json=as_json):
         import msgspec
@@ -74,10 +72,9 @@ def revoke(
 
 def _ring(home: Path | None) -> "KeyRing":
     from holdfast.access import KeyRing
-    from holdfast.config import default_home
+    from holdfast.config import home_path
 
-    where = default_home() if home is None else home.expanduser().absolute()
-    return KeyRing(where / "keys")
+    return KeyRing(home_path(home) / "keys")
 
 
 def _table(keys: list["ApiKey"]) -> "Table":

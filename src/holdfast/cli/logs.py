@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.cli import homes
 from holdfast.cli.show import resolve_run
 from holdfast.cli.terminal import Writer
+from holdfast.config import home_path
 from holdfast.kernel.output import log_file
 from holdfast.model import StreamName
 from holdfast.records import Settled
@@ -26,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 
 def logs(session: str, run: str | None, *, home: Path | None, follow: bool, as_json: bool) -> int:
     """The latest run, unless one is named."""
-    where = homes.path_of(home)
+    where = home_path(home)
     session = homes.resolve(where, session)
     with homes.reading(where) as store:
         assert store is not None  # it knows the session

@@ -149,15 +149,10 @@ def run(
     """
     with _told(as_json=as_json):
         from holdfast.cli.run import Asked, run_file
-        from holdfast.config import Limits, Settings, default_home, parse_bytes, parse_seconds
+        from holdfast.config import Settings, home_path, parse_limits
 
-        limits = Limits(
-            memory_bytes=parse_bytes(memory, name="memory"), timeout_s=parse_seconds(timeout, name="timeout"),
-            cpus=cpus, disk_bytes=parse_bytes(disk, name="disk"),
-        )  # fmt: skip
-        settings = Settings(
-            home=default_home() if home is None else home.expanduser().absolute(), memory_cap=memory_cap.value
-        )
+        limits = parse_limits(memory=memory, timeout=timeout, cpus=cpus, disk=disk)
+        settings = Settings(home=home_path(home), memory_cap=memory_cap.value)
         asked = Asked(
             file=file, workspace=workspace, settings=settings, limits=limits, arguments=arguments or [], env=env,
             options={"inputs": inputs or [], "outputs": outputs or [], "key": key, "rehearse": rehearse},
@@ -270,7 +265,7 @@ def mcp(
         refuse_given(context, "memory", "cpus", "disk", "env", "name")
     with _told():
         from holdfast.cli.progress import rich_report
-        from holdfast.server.mcp_stdio import serve
+        from holdfast.server.mcp.stdio import serve
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
@@ -319,16 +314,15 @@ def serve(
     """
     with _told(as_json=as_json):
         from holdfast.cli.serve import run_server
-        from holdfast.config import Settings, default_home, parse_seconds
+        from holdfast.config import Settings, home_path, parse_seconds
         from holdfast.server.http.hub import HttpSettings
         from holdfast.server.serving import ServeSettings
 
-        where = default_home() if home is None else home.expanduser().absolute()
         grace_s = parse_seconds(client_grace, name="client_grace")
         settings = ServeSettings(
-            home=Settings(home=where, memory_cap=memory_cap.value), host=host, port=None if on_demand else port,
-            uds=uds, token=token, allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()),
-            stop_grace_s=parse_seconds(grace, name="grace"),
+            home=Settings(home=home_path(home), memory_cap=memory_cap.value), host=host,
+            port=None if on_demand else port, uds=uds, token=token, allow_hosts=tuple(allow_host or ()),
+            allow_origins=tuple(allow_origin or ()), stop_grace_s=parse_seconds(grace, name="grace"),
             idle_s=parse_seconds(idle, name="idle") if on_demand else None,
             http=HttpSettings(grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key),
         )  # fmt: skip

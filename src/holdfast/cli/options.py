@@ -71,7 +71,7 @@ Resume = Annotated[
     str | None, typer.Option("--session", help="Go on in a kept session; it is kept again.", metavar="ID")
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the session: its files, receipts and keys.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def read_source(code: str | None, file: Path | None) -> str:
@@ -89,9 +89,14 @@ def read_source(code: str | None, file: Path | None) -> str:
         raise typer.BadParameter(f"the code is not UTF-8: {error}") from None
 
 
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Not a default, nor from the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_given(context: typer.Context, *names: str) -> None:
     """A resumed session has the limits that it was made with: another wish would silently come to nothing."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_typed(context, name):
             raise typer.BadParameter(f"--{name} is for a new session; one that is resumed has its own")

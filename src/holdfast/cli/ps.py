@@ -12,6 +12,7 @@ from rich.text import Text
 from holdfast.cli import homes
 from holdfast.cli.sizes import ago, short
 from holdfast.cli.terminal import console, harmless
+from holdfast.config import home_path, read_settings
 from holdfast.errors import SessionUnknown
 from holdfast.store.rows import SessionRow
 from holdfast.store.sqlite import Store
@@ -51,7 +52,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_sessions(*, home: Path | None, as_json: bool) -> int:
     """Oldest first."""
-    where = homes.path_of(home)
+    where = home_path(home)
     listed, told = read(where)
     if as_json:
         print(msgspec.json.encode(listed).decode())
@@ -103,14 +104,14 @@ def _live(info: "SessionInfo", row: SessionRow | None) -> Listed:
 
 
 def _kept(row: SessionRow, store: Store, *, owned: bool) -> Listed:
-    latest, limit = store.versions(row.id, limit=1), row.settings.get("memory_bytes")
+    limits, mode, _ = read_settings(row.settings)
     running = next((run for _, run in store.unsettled(row.id)), None) if owned else None
     return Listed(
         id=row.id, state="halted" if row.halted else "unknown" if owned else "kept", version=row.version,
-        generation=row.generation, ckpt=row.ckpt, mode=str(row.settings.get("mode") or "strict"), memory_bytes=None,
-        memory_limit_bytes=limit if isinstance(limit, int) else None, running=running,
+        generation=row.generation, ckpt=row.ckpt, mode=mode, memory_bytes=None,
+        memory_limit_bytes=limits.memory_bytes, running=running,
         owner=str(row.settings.get("owner") or ""), receipts=row.receipts, created_at=row.created_at,
-        changed_at=latest[0].at if latest else row.created_at, halted=row.halted,
+        changed_at=store.changed_at(row), halted=row.halted,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.cli.progress import rich_report
 from holdfast.errors import InvalidSetting
+from holdfast.home import SOCKET
 from holdfast.server.serving import Ready, ServeSettings, serve
 from holdfast.service import Service
 
@@ -21,7 +22,7 @@ def run_server(settings: ServeSettings, *, as_json: bool, quiet: bool = False, i
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
 
     def ready(service: Service, url: str, token: str) -> None:
-        told = Ready(url=url, token=token, socket=str(service.home.path / "socket"), pid=os.getpid())
+        told = Ready(url=url, token=token, socket=str(service.home.path / SOCKET), pid=os.getpid())
         if as_json:
             print(msgspec.json.encode(told).decode(), flush=True)
         elif not quiet:

@@ -1,6 +1,5 @@
 """What can be typed about the sessions that are there: ps, show, logs, reset, end."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,11 +13,12 @@ app = typer.Typer()
 def complete_session(context: typer.Context, incomplete: str) -> list[str]:
     """Ids for the shell's Tab key; it says nothing where there is nothing to say."""
     from holdfast.cli import homes
+    from holdfast.config import home_path
     from holdfast.errors import HoldfastError
 
     named = context.params.get("home")
     try:
-        known = homes.session_ids(homes.path_of(None if named is None else Path(named)))
+        known = homes.session_ids(home_path(named))
     except HoldfastError:
         return []
     return [each for each in reversed(known) if each.startswith(incomplete)]

@@ -14,6 +14,7 @@ from holdfast.cli import homes, ps
 from holdfast.cli.ps import Listed
 from holdfast.cli.sizes import short
 from holdfast.cli.terminal import harmless
+from holdfast.config import home_path
 from holdfast.errors import RunUnknown
 from holdfast.model import HistoryEntry
 from holdfast.receipts import Receipt, receipt
@@ -49,7 +50,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(session: str, run: str | None, *, home: Path | None, as_json: bool) -> int:
-    where = homes.path_of(home)
+    where = home_path(home)
     session = homes.resolve(where, session)
     found = standing(where, session) if run is None else run_of(where, session, run)
     if as_json:

@@ -19,7 +19,7 @@ def told(*, as_json: bool = False) -> Iterator[None]:
         if as_json:
             said = {"code": error.code, "message": error.message, "hint": error.hint}
             print(json.dumps({"status": "refused", "error": said}))
-        print(f"holdfast: {error.message} [{error.code}]\nhint: {error.hint}", file=sys.stderr)
+        print(f"holdfast: {error}", file=sys.stderr)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)

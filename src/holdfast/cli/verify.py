@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast import engine, evidence, signing, verify
+from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
-from holdfast.config import Settings, default_home
+from holdfast.config import Settings, home_path
 from holdfast.errors import HomeBusy, InvalidSetting, SessionHalted
-from holdfast.home import HIDDEN
-from holdfast.service import settle_shared
+from holdfast.home import HIDDEN, JOURNAL
+from holdfast.opening import settle_shared
 from holdfast.signing import PublicKey
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
@@ -20,7 +21,7 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
     """Check an exported directory, a session's directory in a home, or a session by its id; 0 if all is right."""
     public = evidence.read_key(public_key.expanduser()) if public_key else None
     path = Path(target).expanduser()
-    if (path / HIDDEN / evidence.JOURNAL_NAME).exists():
+    if (path / HIDDEN / JOURNAL).exists():
         report = _check_shared(path.resolve(), home, public)
         _tell(report, as_json=as_json, own_key=False)
         return 0 if report.ok else 1
@@ -39,12 +40,12 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
 
 def _check_shared(directory: Path, home: Path | None, public: PublicKey | None) -> Report:
     """A directory that jobs were run in. One that runs there now is not waited for."""
-    where = default_home() if home is None else home.expanduser().absolute()
+    where = home_path(home)
     with suppress(HomeBusy):
         engine.wait(lambda: settle_shared(Settings(home=where, workspace=directory)))
     public = public or evidence.read_key(where / "keys" / signing.PUBLIC)
     try:
-        with closing(Store(directory / HIDDEN / evidence.JOURNAL_NAME, read_only=True)) as store:
+        with closing(Store(directory / HIDDEN / JOURNAL, read_only=True)) as store:
             session = next((row.id for row in store.sessions()), "")
             return verify.check_in_home(store, session, directory / HIDDEN, public=public, shared=directory)
     except SessionHalted as error:  # the journal cannot even be opened
@@ -54,15 +55,15 @@ def _check_shared(directory: Path, home: Path | None, public: PublicKey | None) 
 def _home_of(path: Path) -> Path | None:
     """The home that a session's directory is in."""
     above = path.absolute().parent
-    inside = above.name == "sessions" and (above.parent / evidence.JOURNAL_NAME).exists()
+    inside = above.name == "sessions" and (above.parent / JOURNAL).exists()
     return above.parent if inside else None
 
 
 def _check_in_home(path: Path, home: Path | None, public: PublicKey | None) -> Report:
-    where = default_home() if home is None else home.expanduser().absolute()
+    where = home_path(home)
     try:
-        with closing(Store(where / evidence.JOURNAL_NAME, read_only=True)) as store:
-            return verify.check_in_home(store, path.name, where, public=public)
+        with closing(Store(where / JOURNAL, read_only=True)) as store:
+            return verify.check_in_home(store, homes.resolve(where, path.name), where, public=public)
     except SessionHalted as error:  # the journal cannot even be opened
         return Report(ok=False, session=path.name, key_id="", problem=error.message)
 

@@ -82,7 +82,7 @@ def _manager() -> "KernelSpecManager":
     except ImportError as error:
         raise ExtraMissing(
             f"the Jupyter kernel needs a package that is not installed: {error.name}",
-            hint=f"`{sys.executable} -m pip install 'holdfast[jupyter]'`",
+            hint=f"install it: `{sys.executable} -m pip install {error.name}`, or Holdfast with its extra `jupyter`",
         ) from error
     return KernelSpecManager()
 

@@ -29,7 +29,8 @@ StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", 
 _METADATA_CHARACTERS = 64 << 10
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.005
-_TAKEN_S = 1.0
+_READS_S = 1.0
+"""How long a kernel that waits for a reply may leave us no room to send it. An honest one always has room."""
 _MOST_QUESTIONS = 100
 """That threads of a cell may have open at once."""
 _LOCATION_S = 0.1
@@ -262,9 +263,10 @@ class Conduct:
             case wire.Cleared():
                 self.shelf.clear(wait=message.wait)
                 await self._tell(DisplaysCleared(wait=message.wait))
+            case wire.Printing() | wire.Saving() if self._gone is not None:
+                pass  # it is to be killed: nothing more is done for it
             case wire.Printing():
-                with anyio.move_on_after(_TAKEN_S):  # a kernel that does not read waits for nothing
-                    await self._kernel.send(wire.Taken())
+                await self._reply(wire.Taken())
             case wire.Raised():
                 self._raised = message
             case wire.Finished() if message.turn == self._turn:
@@ -276,10 +278,16 @@ class Conduct:
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
                 refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
-                with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
-                    await self._kernel.send(wire.SavedReply(refused=refused))
+                await self._reply(wire.SavedReply(refused=refused))
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
+
+    async def _reply(self, message: wire.Message) -> None:
+        """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""
+        with anyio.move_on_after(_READS_S) as waiting:
+            await self._kernel.send(message)
+        if waiting.cancelled_caught:
+            self._lose("it does not read what it asks for")
 
     async def _answer(self, ask: Ask) -> None:
         """Beside the reading: who waits for an answer can still be interrupted, run out of time, or die."""

@@ -53,6 +53,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     path: str
     """As the mounting process sees it."""
+    identity: tuple[int, int]
+    """Its device and inode: another directory, put in its place, is not mounted."""
     owner: tuple[int, int]
     """Its user and group."""
     guest: int | None

@@ -117,7 +117,7 @@ class LocalNode:
             shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes if self.tree.kind == "watchdog" else None,
-            shared=_shared(shared, SHARED, guest=ids.file_owner),
+            shared=self._shared(shared, SHARED, guest=ids.file_owner),
         )  # fmt: skip
         try:
             kernel = await self._fork_kernel(environment, request, cgroup)
@@ -137,7 +137,9 @@ class LocalNode:
         """
         if self._keeper is None or self._keeper.is_broken():
             raise KernelStartFailed("the keeper is gone", hint="open the home again")
-        request = wire.Stage(directory=str(directory), stage=stage, shared=_shared(shared, str(shared), guest=guest))
+        request = wire.Stage(
+            directory=str(directory), stage=stage, shared=self._shared(shared, str(shared), guest=guest)
+        )
         try:
             await self._keeper.ask(request, [kernel.init_handle()], timeout_s=_FORK_TIMEOUT_S)
         except (LineBroken, TimeoutError, ProcessLookupError) as error:
@@ -216,13 +218,13 @@ class LocalNode:
     def _log_of(self, environment: Environment) -> Path:
         return self._home.logs / f"zygote-{Path(environment.prefix).name}.log"
 
-
-def _shared(directory: Path | None, path: str, *, guest: int | None) -> wire.Shared | None:
-    """A session's shared directory, for the process that sees it under `path`."""
-    if directory is None:
-        return None
-    status = directory.stat()
-    return wire.Shared(path=path, owner=(status.st_uid, status.st_gid), guest=guest)
+    def _shared(self, directory: Path | None, path: str, *, guest: int | None) -> wire.Shared | None:
+        """A session's shared directory, for the process that sees it under `path`."""
+        identity = self._home.shared_identity
+        if directory is None or identity is None:
+            return None
+        status = directory.stat()
+        return wire.Shared(path=path, identity=identity, owner=(status.st_uid, status.st_gid), guest=guest)
 
 
 class LineBroken(Exception):

@@ -33,6 +33,8 @@ Parts = tuple[bytes, ...]
 Into = Callable[[Parts, os.stat_result], bool]
 Owner = tuple[int, int]
 """User and group."""
+Identity = tuple[int, int]
+"""Device and inode."""
 HIDDEN = b".holdfast"
 """What Holdfast keeps in a directory of the user's: no part of it."""
 
@@ -53,6 +55,8 @@ class Tree(msgspec.Struct, frozen=True):
     root: Path
     shared: Path | None = None
     """A directory of the user's that is the area `data`, in place of the one below `root`."""
+    identity: Identity | None = None
+    """Which directory that is; whoever puts another in its place does not have us write there."""
 
     def area(self, name: str) -> Path:
         return self.shared if self.shared is not None and name == "data" else self.root / name
@@ -68,7 +72,7 @@ class Cursor:
         self.fd, self._root_mode = self._enter(os.fsencode(self._tree.root), None)
         self._names: list[bytes] = []
         self._modes: list[int | None] = []
-        self._above: list[tuple[int, int]] = []
+        self._above: list[Identity] = []
 
     @property
     def at(self) -> Parts:
@@ -76,12 +80,19 @@ class Cursor:
 
     def enter(self, name: bytes) -> None:
         elsewhere = self._tree.shared if not self._names and name == b"data" else None
-        below, mode = self._enter(name, self.fd) if elsewhere is None else self._enter(os.fsencode(elsewhere), None)
+        below, mode = self._enter(name, self.fd) if elsewhere is None else self._enter_shared(elsewhere)
         self._above.append(_identity(self.fd))
         os.close(self.fd)
         self.fd = below
         self._names.append(name)
         self._modes.append(mode)
+
+    def _enter_shared(self, directory: Path) -> tuple[int, int | None]:
+        below, mode = self._enter(os.fsencode(directory), None)
+        if self._tree.identity not in (None, _identity(below)):
+            _close(below, mode)
+            raise OSError(errno.ESTALE, "the workspace is another directory than it was")
+        return below, mode
 
     def leave(self) -> None:
         from_shared = len(self._names) == 1 and self._tree.shared is not None and self._names[0] == b"data"
@@ -183,8 +194,11 @@ def _close(directory: int, mode: int | None) -> None:
     os.close(directory)
 
 
-def _identity(directory: int) -> tuple[int, int]:
-    status = os.fstat(directory)
+def _identity(directory: int) -> Identity:
+    return identity_of(os.fstat(directory))
+
+
+def identity_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
@@ -213,6 +227,13 @@ def look(name: bytes, *, dir_fd: int) -> os.stat_result | None:
 def kind_of(status: os.stat_result) -> Kind | None:
     """None: a device."""
     return _KINDS.get(stat.S_IFMT(status.st_mode))
+
+
+def published_mode(status: os.stat_result) -> int:
+    """What a guest's mode comes to in a directory of the user's: no file is set-uid or set-gid there, because it would
+    run as that user and no longer as a guest. On a directory the bits give nobody anything."""
+    mode = stat.S_IMODE(status.st_mode)
+    return mode & ~0o6000 if stat.S_ISREG(status.st_mode) else mode
 
 
 def chmod(name: bytes, mode: int, *, dir_fd: int | None) -> None:

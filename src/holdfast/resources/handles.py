@@ -24,6 +24,7 @@ from holdfast.records import Change
 from holdfast.resources.descent import Cursor, Parts, Tree, look, open_regular, parts_of
 
 _PIECE_BYTES = 1 << 20
+_BLOCK_BYTES = 4096
 _DATABASE = b"SQLite format 3\0"
 _NO_RANGES = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -79,9 +80,13 @@ def _is_database(cursor: Cursor, parts: Parts) -> bool:
         return False
     try:
         with durable.closing_fd(open_regular(parts[-1], dir_fd=cursor.fd)) as file:
-            return os.pread(file, len(_DATABASE), 0) == _DATABASE
+            return is_database(file)
     except FileNotFoundError:
         return False
+
+
+def is_database(file: int) -> bool:
+    return os.pread(file, len(_DATABASE), 0) == _DATABASE
 
 
 def _inode(cursor: Cursor, parts: Parts) -> int:
@@ -119,6 +124,19 @@ def copy_content(source: int, target: int, size: int) -> None:
             raise
         end = os.lseek(source, start, os.SEEK_HOLE)
         _copy_range(source, target, start, end)
+
+
+def is_copied_in_part(source: int, target: int) -> bool:
+    """Whether a file is what `copy_content` leaves of it where it is cut short: nothing, or all of its length, and in
+    each block what is copied and then zeros."""
+    size, found = os.fstat(source).st_size, os.fstat(target).st_size
+    return found == 0 or (
+        found == size
+        and all(
+            os.pread(source, _BLOCK_BYTES, at).startswith(os.pread(target, _BLOCK_BYTES, at).rstrip(b"\0"))
+            for at in range(0, size, _BLOCK_BYTES)
+        )
+    )
 
 
 def _copy_range(source: int, target: int, start: int, end: int) -> None:

@@ -17,9 +17,11 @@ directory of the user's (`descent.Tree`), that directory itself stays as it is, 
 Holdfast keeps in it or in what is mounted in it.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +29,18 @@ import msgspec
 
 from holdfast.paths import to_text
 from holdfast.records import Area, Change, FileEntry
-from holdfast.resources.descent import HIDDEN, Cursor, Parts, Tree, entries, kind_of, look, open_regular, parts_of
+from holdfast.resources.descent import (
+    HIDDEN,
+    Cursor,
+    Parts,
+    Tree,
+    entries,
+    kind_of,
+    look,
+    open_regular,
+    parts_of,
+    published_mode,
+)
 from holdfast.resources.hashing import Hasher
 
 AREAS: tuple[Area, ...] = ("data", "tmp", "home")
@@ -80,7 +93,7 @@ def read_changes(
     Files that are as `untouched` has them need not be read. `marks` is where the overlay keeps its own; by default
     where it does on this host. Raises Unreadable.
     """
-    with Cursor(stage) as upper, Cursor(files) as lower, Hasher() as hasher:
+    with _unmoved(), Cursor(stage) as upper, Cursor(files) as lower, Hasher() as hasher:
         reading = _Reading(
             upper, lower, hasher, known=known, untouched=untouched or {}, limit_bytes=limit_bytes,
             marks=marks or _marks(), shared=files.shared if isinstance(files, Tree) else None,
@@ -89,6 +102,17 @@ def read_changes(
             if look(os.fsencode(area), dir_fd=upper.fd) is not None:
                 reading.read(area)
         return sorted(reading.results(), key=lambda change: (AREAS.index(change.area), parts_of(change)))
+
+
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Whoever moves a directory of the user's away, or puts another in its place, ends the reading."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise Unreadable(error.strerror) from error
+        raise
 
 
 def _marks() -> Literal["trusted", "user"]:
@@ -278,7 +302,7 @@ class _Reading:
             area=self._area,
             kind=kind,
             bytes=status.st_size if kind == "file" else 0,
-            mode=stat.S_IMODE(status.st_mode),
+            mode=stat.S_IMODE(status.st_mode) if self._device is None else published_mode(status),
             before=before.sha256 if before else "",
             before_bytes=before.bytes if before else 0,
         )

@@ -6,16 +6,18 @@ ends in the same tree.
 3. A staged file leaves the stage by the one rename that puts it in its place. So a file that is still staged has its
    old content in place, and one that is not has arrived, which its digest must prove.
 4. All is removed first and then put, parents before what is in them. A directory goes by one rename into the stage,
-   with all that it holds: its files were kept by then.
+   with all that it holds: its files were kept by then. One of the user's goes last, and only if it is empty.
 5. The stage is discarded when the tree is durable, and not before.
 
 Modes and owners are set again at each redo; so the one thing that a cut may cost is the time of a directory.
 
 In a directory of the user's (`descent.Tree.shared`) others may write as well. What is found there is copied and not
-adopted: its owner, its mode and its other names are none of ours. And what has arrived there and is not any more what
-it was is the user's, who may have changed it since: it stays, and nothing halts.
+adopted: its owner, its mode and its other names are none of ours. What a redo finds there and is neither what the run
+found nor what it left is the user's, who has changed it since: it stays, with all that is in a directory that was to
+go, and nothing halts. The next look at the directory takes it in (`census`).
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -33,12 +35,13 @@ from holdfast.paths import to_text
 from holdfast.records import Change
 from holdfast.resources import descent
 from holdfast.resources.descent import Cursor, Parts, Tree, kind_of, look, owner_of, parts_of
-from holdfast.resources.handles import copy_content
+from holdfast.resources.handles import copy_content, is_copied_in_part, is_database
 from holdfast.resources.hashing import digest
 from holdfast.resources.workspace import remove_tree
 
 _REMOVED = "removed-"
 _NEW_DIRECTORY_MODE = 0o755
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def prepare(stage: Path, changes: Sequence[Change]) -> None:
@@ -81,7 +84,7 @@ def publish(
     with _Publishing(stage, tree, redo=redo, same_inode=same_inode) as publishing:
         if keep_old:
             publishing.keep_old(ordered, blobs)
-        for change in removed:
+        for change in removed if tree.shared is None else reversed(removed):
             publishing.remove(change)
         for change in put:
             publishing.put(change)
@@ -103,6 +106,8 @@ class _Publishing:
     def __init__(self, stage: Path, files: Tree, *, redo: bool, same_inode: Container[Parts]) -> None:
         self._redo = redo
         self._shared = files.shared is not None
+        self._may_be_theirs = self._shared and redo
+        """The user may have changed since what the run found or left."""
         self._same_inode = same_inode
         self._trash = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._staged = Cursor(stage)
@@ -122,7 +127,7 @@ class _Publishing:
         old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
         if old is None or kind_of(old) != change.kind:  # done before; something else may be there now
             return
-        if self._shared and self._redo and not _is_before(change, name, dir_fd=self._place.fd):
+        if self._may_be_theirs and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) != change.before:
             return
         self._touch(tuple(parent))
         self._clear(name)
@@ -131,8 +136,11 @@ class _Publishing:
     def put(self, change: Change) -> None:
         *parent, name = parts_of(change)
         staged = look(name, dir_fd=self._staged.fd) if self._staged.go(parent) else None
-        self._go_to_place(parent)
+        if not self._go_to_place(parent):
+            return
         self._touch(tuple(parent))
+        if self._may_be_theirs and self._is_theirs(change, name):
+            return
         if change.kind == "directory":
             self._put_directory(change, name, staged)
         elif staged is not None and kind_of(staged) == change.kind:
@@ -193,8 +201,8 @@ class _Publishing:
         if self._redo:  # before it replaces anything
             _confirm(change, name, dir_fd=self._staged.fd)
         old = look(name, dir_fd=self._place.fd)
-        if old is not None and stat.S_ISDIR(old.st_mode):
-            self._clear(name)
+        if old is not None and stat.S_ISDIR(old.st_mode) and not self._clear(name):
+            return None
         if old is not None and stat.S_ISREG(old.st_mode) and parts_of(change) in self._same_inode:
             return self._write_into(name)
         durable.rename(name, name, src_dir=self._staged.fd, dst_dir=self._place.fd)
@@ -214,28 +222,53 @@ class _Publishing:
         crashpoint("publish.written")
         durable.unlink(name, dir_fd=self._staged.fd)
 
-    def _clear(self, name: bytes) -> None:
-        """Make a name free."""
+    def _clear(self, name: bytes) -> bool:
+        """Make a name free. False: it is a directory of the user's, and somebody has put something there."""
         old = look(name, dir_fd=self._place.fd)
         if old is None:
-            return
+            return True
         if not stat.S_ISDIR(old.st_mode):
-            return durable.unlink(name, dir_fd=self._place.fd)
-        # Moving a directory changes its "..": that takes write permission on itself.
-        try:
+            durable.unlink(name, dir_fd=self._place.fd)
+        elif self._shared:
+            return _remove_empty(name, dir_fd=self._place.fd)
+        else:
+            # Moving a directory changes its "..": that takes write permission on itself.
             descent.chmod(name, 0o700, dir_fd=self._place.fd)
-        except (
-            PermissionError
-        ):  # somebody else's, in a directory that is shared; a guest can only have removed it empty
-            return os.rmdir(name, dir_fd=self._place.fd)
-        durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
+            durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
+        return True
 
-    def _go_to_place(self, parent: list[bytes]) -> None:
-        """Directories that no change names are made as they are staged (`restoring.fill_stage`)."""
+    def _is_theirs(self, change: Change, name: bytes) -> bool:
+        """Whether what a change would replace is something else than what the run found there."""
+        old = look(name, dir_fd=self._place.fd)
+        if old is None or (change.kind == "directory" and stat.S_ISDIR(old.st_mode)):
+            return False
+        if change.action == "added":
+            return True
+        if not stat.S_ISREG(old.st_mode):  # what a link or a FIFO was, nobody wrote down
+            return bool(change.before)
+        found = _digest(name, self._place.fd)
+        return found not in (change.before, change.sha256 or change.before) and not self._is_half_written(name)
+
+    def _is_half_written(self, name: bytes) -> bool:
+        """By ourselves (`_write_into`)."""
+        try:
+            with durable.closing_fd(descent.open_regular(name, dir_fd=self._staged.fd)) as source:
+                if not is_database(source):
+                    return False
+                with durable.closing_fd(descent.open_regular(name, dir_fd=self._place.fd)) as target:
+                    return is_copied_in_part(source, target)
+        except (FileNotFoundError, PermissionError):
+            return False
+
+    def _go_to_place(self, parent: list[bytes]) -> bool:
+        """Directories that no change names are made as they are staged (`restoring.fill_stage`). False: something of
+        the user's is in the way."""
         if self._place.go(parent):
-            return
+            return True
         while (at := self._place.at) != tuple(parent):
             name = parent[len(at)]
+            if self._shared and look(name, dir_fd=self._place.fd) is not None:
+                return False
             staged = look(name, dir_fd=self._staged.fd) if self._staged.go(at) else None
             self._touch(at)
             self._clear(name)
@@ -247,6 +280,7 @@ class _Publishing:
             )
             self._place.enter(name)
         self._staged.go(parent)
+        return True
 
     def _touch(self, directory: Parts) -> None:
         if directory not in self._touched:
@@ -262,12 +296,23 @@ class _Publishing:
         os.close(self._trash)
 
 
-def _is_before(change: Change, name: bytes, *, dir_fd: int) -> bool:
-    """Whether a file is still what the change found there; of what is no file, nobody knows."""
-    if not change.before:
-        return True
-    with durable.closing_fd(descent.open_regular(name, dir_fd=dir_fd)) as file:
-        return digest(file)[0] == change.before
+def _digest(name: bytes, directory: int) -> str:
+    """Of a file of the user's. As in a census, what the caller may not read has none."""
+    try:
+        with durable.closing_fd(os.open(name, _FILE, dir_fd=directory)) as file:
+            return digest(file)[0]
+    except PermissionError:
+        return ""
+
+
+def _remove_empty(name: bytes, *, dir_fd: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
 
 
 def _confirm(change: Change, name: bytes, *, dir_fd: int) -> None:

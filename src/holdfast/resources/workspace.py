@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast import durable
 from holdfast.resources.census import Census
-from holdfast.resources.descent import Cursor, Owner, Tree, chmod, owner_of
+from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
 from holdfast.sandbox.mounts import DIRECTORIES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,10 +39,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Workspace:
     """The directories of one session."""
 
-    def __init__(self, path: Path, *, shared: Path | None = None) -> None:
+    def __init__(self, path: Path, *, shared: Path | None = None, identity: Identity | None = None) -> None:
+        """`identity` is that of the directory that is `shared`."""
         self.path = path
         self.shared = shared
-        self.files = Tree(path / "files", shared)
+        self.files = Tree(path / "files", shared, identity)
         self.census: Census | None = None
         """The shared directory as it was when the run began; None: nobody has looked since it was published to."""
         self._guest: int | None = None
@@ -84,17 +85,19 @@ class Workspace:
 
     def hand_over(self, name: str) -> None:
         """Give what the guest has staged to the owner of the directory that it is for: what is the guest's here is
-        his there. All is frozen."""
-        if self.shared is None or self._guest is None:
+        his there. But nothing that whoever starts it would run as him (`published_mode`). All is frozen."""
+        if self.shared is None:
             return
         owner = owner_of(self.shared.stat())
         with Cursor(self.stage_path(name)) as cursor:
             for parts, status in cursor.walk():
+                if len(parts) == 1:
+                    continue
                 ids = [to if found == self._guest else -1 for found, to in zip(owner_of(status), owner, strict=True)]
-                if len(parts) > 1 and ids != [-1, -1]:
+                if ids != [-1, -1]:
                     os.chown(parts[-1], *ids, dir_fd=cursor.fd, follow_symlinks=False)
-                    if stat.S_IMODE(status.st_mode) & 0o6000 and not stat.S_ISLNK(status.st_mode):  # chown clears them
-                        chmod(parts[-1], stat.S_IMODE(status.st_mode), dir_fd=cursor.fd)
+                if (mode := published_mode(status)) != stat.S_IMODE(status.st_mode):
+                    chmod(parts[-1], mode, dir_fd=cursor.fd)
 
     def stage_path(self, name: str) -> Path:
         """The upper layer of a stage."""

@@ -22,6 +22,7 @@ metacopy, whatever this kernel's defaults: the upper layer then holds whole file
 opaque directories, and no other marks that mean anything.
 """
 
+import errno
 import os
 import signal
 import stat
@@ -109,6 +110,9 @@ def _scratch() -> dict[str, str]:
 
 def _attach_below(shared: Shared) -> None:
     tree = linux.open_tree(shared.path)
+    status = os.fstat(tree)
+    if (status.st_dev, status.st_ino) != shared.identity:
+        raise OSError(errno.ESTALE, "the workspace is another directory than it was")
     if shared.guest is not None:
         ids = namespaces.mapping(*shared.owner, shown_as=shared.guest)
         try:

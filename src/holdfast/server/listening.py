@@ -8,17 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import InvalidSetting
-from holdfast.sockets import address_of
+from holdfast.sockets import KEEPALIVE, address_of
 
 BACKLOG = 1024
-_ALIVE = [
-    # Inherited by each connection: a client whose machine is gone is noticed, also while nothing is sent.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-]
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -30,7 +22,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         raise InvalidSetting(f"--host {host}: {error.strerror}", hint="name an address of this machine") from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for level, option, value in _ALIVE:
+        for level, option, value in KEEPALIVE:
             listening.setsockopt(level, option, value)
         listening.bind(address)
         listening.listen(BACKLOG)

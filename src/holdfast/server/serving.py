@@ -2,7 +2,7 @@
 
     open       the home is ours; sockets are bound; requests are answered, while the environment is warmed
     serve      until SIGTERM or SIGINT; or, on demand, until nobody has needed us for a while
-    stop       no new runs; those under way finish, or are rolled back when the grace is over (a second signal: at once)
+    stop       no new runs; those under way finish, or are given up when the grace is over (a second signal: at once)
     close      sessions end (kept if they are to be), then every process, mount, cgroup and socket of ours is gone
 
 SIGKILL takes the way of every crash: the keeper ends what runs, and the next owner settles it from the journal.
@@ -24,14 +24,15 @@ from starlette.types import ASGIApp
 from holdfast.access import Access, KeyRing
 from holdfast.config import Settings
 from holdfast.environments import Report
+from holdfast.home import SOCKET
+from holdfast.opening import open_service
 from holdfast.server.doors import DoorSettings, Hosts, Limits, guarded
 from holdfast.server.doors.connections import Patience, uvicorn_options
 from holdfast.server.http.app import application
 from holdfast.server.http.hub import HttpSettings, Hub
 from holdfast.server.listening import listen_tcp, listen_unix
-from holdfast.server.mcp_late import LateMcp, McpSettings
-from holdfast.service import Service, open_service
-from holdfast.shared import SOCKET
+from holdfast.server.mcp.late import LateMcp, McpSettings
+from holdfast.service import Service
 
 _LAST_ANSWERS_S = 5
 """How long answers that are under way have to leave when all runs are over."""
@@ -91,10 +92,8 @@ async def serve(
         service = await open_service(settings.home)
         try:
             listening, url = _listen(settings, service, sockets)
-            hub, mcp = (
-                Hub(service, settings.http),
-                LateMcp(service, McpSettings(sessions_per_key=settings.http.sessions_per_key)),
-            )
+            hub = Hub(service, settings.http)
+            mcp = LateMcp(service, McpSettings(sessions_per_key=settings.http.sessions_per_key))
             access = Access(KeyRing(service.home.keys), token=settings.token)
             app = application(hub, mcp=mcp)
             async with _answering(settings, hub, app, access, listening) as server:

@@ -173,6 +173,11 @@ class Store:
     def session(self, session: str) -> SessionRow | None:
         return self._one(SessionRow, f"session {session}", queries.SESSION, session)
 
+    def changed_at(self, row: SessionRow) -> float:
+        """When its latest version was made, or else itself."""
+        latest = self.versions(row.id, limit=1)
+        return latest[0].at if latest else row.created_at
+
     def unsettled(self, session: str | None = None) -> list[tuple[str, str]]:
         """(session, run) of those that are not `Settled`, oldest first."""
         if session is None:

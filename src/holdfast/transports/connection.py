@@ -7,7 +7,6 @@
 """
 
 import random
-import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -24,7 +23,7 @@ import msgspec
 from holdfast import api, errors
 from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, ServerUnreachable, StateMoved
 from holdfast.recovery import Differences
-from holdfast.sockets import address_of
+from holdfast.sockets import KEEPALIVE, address_of
 
 T = TypeVar("T")
 Query = Mapping[str, str | int]
@@ -36,14 +35,6 @@ _KEPT_S = 5.0
 """How long an idle connection is kept; servers keep theirs longer."""
 _MOST_RATE_LIMITED_S = 60.0
 _LONGEST_EVENT_BYTES = 1 << 30
-_ALIVE = [
-    # No answer has a deadline, for a run may be silent for hours; but a machine that is gone must be noticed.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-]
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MSGPACK = {"accept": f"{api.MSGPACK}, {api.PROBLEM};q=0.5"}
@@ -85,7 +76,7 @@ class Connection:
             raise self.unreachable(error, "") from error
         # Without a context of its own it would read all certificates of the machine, for nothing.
         verify = True if base.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        options, proxy = (None, None) if uds else (_ALIVE, _proxy(base))
+        options, proxy = (None, None) if uds else (KEEPALIVE, _proxy(base))
         return httpx2.AsyncHTTPTransport(
             limits=_LIMITS, verify=verify, uds=address, socket_options=options, proxy=proxy
         )

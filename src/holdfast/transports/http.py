@@ -36,7 +36,7 @@ _TIMEOUT_S = Limits().timeout_s
 _HOLD_AGAIN_S = (0.1, 0.2, 0.4, 0.8, 1.0, 5.0)
 _MOST_PLANS = 1_000
 _LAST_WORDS_S = 5.0
-_UPLOAD = {"accept": api.MSGPACK, "content-type": "application/octet-stream"}
+_UPLOAD = {"accept": api.MSGPACK, "content-type": api.BYTES}
 
 
 async def open_session(connection: Connection, wanted: api.CreateSession) -> "Remote":

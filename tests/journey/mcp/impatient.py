@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from holdfast.access import Access, KeyRing
 from holdfast.config import Settings
+from holdfast.opening import open_service
 from holdfast.server.doors import DoorSettings, guarded
-from holdfast.server.mcp_late import LateMcp, McpSettings
-from holdfast.service import open_service
+from holdfast.server.mcp.late import LateMcp, McpSettings
 
 
 async def main(home: Path, idle_s: float) -> None:

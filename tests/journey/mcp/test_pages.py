@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.server import tools
+from holdfast.server.mcp import tools
 
 DOCS = Path(__file__).parents[3] / "docs"
 MCP, AGENTS = (DOCS / "mcp.md").read_text(), (DOCS / "agents.md").read_text()

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.cli.demo import deaths, large, pipeline, sandbox, transactions
 from holdfast.cli.demo.show import Show
-from holdfast.config import default_home
+from holdfast.config import home_path
 
 
 def show(*, home: Path | None, env: str | None, save: Path | None, as_json: bool = False) -> int:
@@ -19,8 +19,7 @@ def show(*, home: Path | None, env: str | None, save: Path | None, as_json: bool
     started = time.monotonic()
     stage = Show(quiet=as_json)
     stage.screen.print("\n[bold]Holdfast[/bold]: untrusted Python, every run a transaction, on this machine.")
-    where = default_home() if home is None else home.expanduser().absolute()
-    disks = _play(stage, where, env=env, save=save)
+    disks = _play(stage, home_path(home), env=env, save=save)
     left = [path.name for path in disks if path.exists()]
     seen = f"{len(disks) - 1} sessions' disks and the pipeline's home are gone"
     stage.promise("nothing stays behind", f"left: {', '.join(left)}" if left else seen, not left)

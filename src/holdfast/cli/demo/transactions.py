@@ -11,6 +11,7 @@ from holdfast import cards, evidence, verify
 from holdfast.blocking import Session
 from holdfast.cli.demo.show import Show
 from holdfast.cli.export import write_export
+from holdfast.home import JOURNAL
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
 
@@ -93,7 +94,7 @@ def receipts(show: Show, session: Session, home: Path) -> None:
 
 def check_home(home: Path, session: str) -> Report:
     """The very check of `holdfast verify`, beside the home's owner."""
-    with closing(Store(home / evidence.JOURNAL_NAME, read_only=True)) as store:
+    with closing(Store(home / JOURNAL, read_only=True)) as store:
         return verify.check_in_home(store, session, home)
 
 

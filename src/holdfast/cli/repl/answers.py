@@ -9,6 +9,7 @@ import os
 import select
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from typing import Self
 
@@ -24,19 +25,26 @@ class Answers:
         self._screen = screen
         self._terminal = sys.stdin.fileno()
         self._over, self._end = os.pipe()
+        self._asking = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None:
         os.close(self._end)
+        with self._asking:  # whoever waits has heard it
+            os.close(self._over)
+            self._over = -1
 
     def ask(self, prompt: str, password: bool) -> str:
         """One line. End of input is an empty answer, as is the end of the run, which nobody reads any more."""
-        self._screen.stdout(prompt)
-        with _unseen(self._terminal) if password else contextlib.nullcontext():
-            ready, _, _ = select.select([self._terminal, self._over], [], [])
-            line = os.read(self._terminal, _MOST_BYTES) if self._over not in ready else b""
+        with self._asking:
+            if self._over < 0:
+                return ""
+            self._screen.stdout(prompt)
+            with _unseen(self._terminal) if password else contextlib.nullcontext():
+                ready, _, _ = select.select([self._terminal, self._over], [], [])
+                line = os.read(self._terminal, _MOST_BYTES) if self._over not in ready else b""
         if password or not line.endswith(b"\n"):
             self._screen.stdout("\n")
         return line.decode(errors="replace").rstrip("\r\n")

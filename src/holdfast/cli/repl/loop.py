@@ -21,7 +21,7 @@ from holdfast.cli.repl import cells, commands
 from holdfast.cli.repl.answers import Answers
 from holdfast.cli.screen import Screen, images
 from holdfast.cli.terminal import Writer
-from holdfast.config import default_home
+from holdfast.config import home_path
 from holdfast.errors import HoldfastError, InvalidSetting
 from holdfast.model import Run
 
@@ -45,8 +45,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def home(self) -> Path:
-        named: Path | None = self.settings["home"]
-        return default_home() if named is None else named.expanduser().absolute()
+        return home_path(self.settings["home"])
 
 
 class Ended(Exception):
@@ -119,7 +118,7 @@ class _Desk:
             except KeyboardInterrupt:  # a cell is interrupted elsewhere
                 self._say("interrupted")
             except HoldfastError as error:
-                self._say(f"holdfast: {error.message} [{error.code}]\nhint: {error.hint}")
+                self._say(f"holdfast: {error}")
         self._part()
         return 0
 

@@ -13,17 +13,18 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.access import Access, Principal
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Malformed
 from holdfast.server.doors import auth, hosts, limits, problems
 from holdfast.server.doors.connections import peer_uid_of
 from holdfast.server.doors.exchange import Exchange
 from holdfast.server.doors.hosts import Hosts
-from holdfast.server.doors.limits import Limits, Rate
+from holdfast.server.doors.limits import Framing, Limits, Rate, UnderWay
 from holdfast.server.doors.metrics import Metrics
 
 __all__ = ["Door", "DoorSettings", "Hosts", "Limits", "Metrics", "Principal", "guarded"]
 
-_UPLOAD = re.compile(r"/v1/sessions/([^/]+)/files/.")
+_FILE = re.compile(r"/v1/sessions/([^/]+)/files/(?=.)", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,7 @@ class Door:
         self._metrics = settings.metrics
         self._requests = Rate(per_s=self._limits.requests_per_s, at_once=self._limits.requests_at_once)
         self._failures = Rate(per_s=self._limits.failures_per_s, at_once=self._limits.failures_at_once)
+        self._under_way = UnderWay(most=self._limits.requests_under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -84,14 +86,21 @@ class Door:
         token = auth.take_token(scope)
         limits.refuse_large_headers(scope, self._limits)
         framing = limits.framing_of(scope)
+        _refuse_control_characters(scope)
         local = peer_uid_of(scope) is not None
         hosts.refuse_foreign(scope, self._hosts, local=local)
         exchange.headers = hosts.answer_headers(scope, self._hosts)
         if leave := hosts.preflight(scope, self._hosts):
             return await exchange.answer(leave)
         principal = await auth.identify(scope, self._access, self._failures, token=token)
-        if not principal.owner:  # the machine is his
-            self._requests.spend(principal.id or auth.address_of(scope))
+        if principal.owner:  # the machine is his
+            return await self._let_through(scope, exchange, framing, principal)
+        caller = principal.id or auth.address_of(scope)
+        self._requests.spend(caller)
+        with self._under_way.counted(caller):
+            await self._let_through(scope, exchange, framing, principal)
+
+    async def _let_through(self, scope: Scope, exchange: Exchange, framing: Framing, principal: Principal) -> None:
         exchange.limit_bytes = self._body_limit(scope)
         limits.refuse_large_body(framing, exchange.limit_bytes)
         if framing.has_body and not _is_upload(scope):
@@ -118,4 +127,12 @@ class Door:
 
 
 def _is_upload(scope: Scope) -> re.Match[str] | None:
-    return _UPLOAD.match(scope["path"]) if scope["method"] == "PUT" else None
+    return _FILE.match(scope["path"]) if scope["method"] == "PUT" else None
+
+
+def _refuse_control_characters(scope: Scope) -> None:
+    """Routers read them in more than one way (Starlette's takes a newline for the end). A file's name may have them."""
+    path = scope["path"]
+    file = _FILE.match(path)
+    if _CONTROL.search(path, 0, file.end() if file else len(path)):
+        raise Malformed("the address has a control character", hint="only a file's name may have one")

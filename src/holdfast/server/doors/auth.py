@@ -10,7 +10,6 @@
 
 import ipaddress
 import logging
-import os
 from functools import partial
 from urllib.parse import parse_qsl, urlencode
 
@@ -19,7 +18,7 @@ from starlette.types import Scope
 
 from holdfast.access import OWNER, Access, Principal
 from holdfast.errors import Forbidden, HoldfastError, InvalidSetting, RateLimited, Unauthorized
-from holdfast.server.doors.connections import peer_uid_of
+from holdfast.server.doors.connections import is_owner, peer_uid_of
 from holdfast.server.doors.limits import Rate
 
 OPEN = ("/v1/health",)
@@ -35,7 +34,7 @@ async def identify(scope: Scope, access: Access, failures: Rate, *, token: str |
     """Who asks, or a refusal. `token` is what `take_token` found."""
     if scope["path"] in OPEN:
         return ANYBODY
-    if peer_uid_of(scope) in (os.geteuid(), 0):
+    if is_owner(peer_uid_of(scope)):
         return OWNER
     credential = _credential(scope, token)
     if credential is None:

@@ -6,13 +6,15 @@ that does not read its answer. Each holds a connection, and enough of them hold 
 1. Headers must be complete `headers_wait_s` after the connection, or after their first byte.
 2. What we write must go on leaving, `answer_bytes_per_s` at least; if it does not, the connection is cut.
    Buffers beyond the socket's own are off, so that this sees every byte that a client does not take.
-3. Past `connections` further ones are cut at once.
-4. On a Unix socket the kernel tells who is at the other end.
+3. Past `connections` requests on further ones get 503; past twice as many they are cut at once.
+4. On a Unix socket the kernel tells who is at the other end. The owner's own are not counted there, and never refused:
+   whatever comes over the network, he gets in to put an end to it.
 
 The body's pace is `exchange.py`'s business: it depends on what is asked for. Used by `uvicorn_options`.
 """
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -59,6 +61,11 @@ def peer_uid_of(scope: Scope) -> int | None:
     return connection.peer_uid if connection else None
 
 
+def is_owner(peer_uid: int | None) -> bool:
+    """Whether the peer of a Unix socket is who we are, or root."""
+    return peer_uid in (os.geteuid(), 0)
+
+
 def uvicorn_options(patience: Patience, *, header_bytes: int) -> dict[str, Any]:
     """What `uvicorn.Config` must be given for all of this to hold."""
     return {
@@ -84,12 +91,18 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._headers_due, self._progress_due = _Alarm(self.loop), _Alarm(self.loop)
         transport.set_write_buffer_limits(high=0)
-        self.app_state = {**self.app_state, KEY: Connection(_peer_uid(transport), transport.abort)}
+        peer_uid = _peer_uid(transport)
+        self.app_state = {**self.app_state, KEY: Connection(peer_uid, transport.abort)}
         super().connection_made(transport)
+        if is_owner(peer_uid):
+            self.limit_concurrency = None
         # uvicorn answers 503 to requests beyond the limit; those that never send one must not pile up either.
-        if len(self.connections) > 2 * self.patience.connections:
+        elif self._limited() > 2 * self.patience.connections:
             transport.abort()
         self._expect_headers()
+
+    def _limited(self) -> int:
+        return sum(isinstance(each, H11Protocol) and each.limit_concurrency is not None for each in self.connections)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

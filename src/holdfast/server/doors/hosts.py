@@ -10,7 +10,6 @@ Over the Unix socket the names are those of this machine alone: a browser gets t
 """
 
 import ipaddress
-from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
@@ -217,8 +216,3 @@ def _is_ipv6(text: str) -> bool:
 
 def _is_name(name: str) -> bool:
     return bool(name.removesuffix(".")) and name.isascii() and all(part.isalnum() or part in "-._" for part in name)
-
-
-def all_of(host: str, more: Iterable[str]) -> tuple[str, ...]:
-    """The names of a server that is bound to `host`. Bound to every address it has no name of its own."""
-    return (*(() if host in ("0.0.0.0", "::", "") else (host,)), *more)  # noqa: S104 (compared, not bound)

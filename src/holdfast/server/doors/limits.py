@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from starlette.types import Scope
@@ -33,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one caller, in the long run."""
     requests_at_once: int = 400
     """Of one caller, after a pause."""
+    requests_under_way: int = 250
+    """Of one caller, at once: a quarter of the connections, and a hold, a run and more for each of 100 sessions."""
     failures_per_s: float = 0.5
     """Wrong tokens from one address, in the long run."""
     failures_at_once: int = 20
@@ -124,3 +127,25 @@ class Rate:
                 hint=f"wait {math.ceil(wait_s)} s, as Retry-After says, and send it again",
                 retry_after_s=wait_s,
             )
+
+
+class UnderWay:
+    """The requests of each caller that are not answered to their end: a stream may go on for ever."""
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._now: Counter[str] = Counter()
+
+    @contextmanager
+    def counted(self, caller: str) -> Iterator[None]:
+        if self._now[caller] >= self._most:
+            raise RateLimited(
+                f"{self._most} of your requests are under way already", hint="end one of them, and send it again"
+            )
+        self._now[caller] += 1
+        try:
+            yield
+        finally:
+            self._now[caller] -= 1
+            if not self._now[caller]:
+                del self._now[caller]

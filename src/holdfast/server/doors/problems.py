@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.api import PROBLEM
 from holdfast.errors import HoldfastError, RateLimited, StateMoved, Unauthorized
 
-MEDIA_TYPE = "application/problem+json"
 STATUSES = {
     "invalid_setting": 422,
     "home_busy": 503,
@@ -118,7 +118,7 @@ def incident_response(state: dict[str, Any]) -> Response:
 
 
 def _response(told: Problem, headers: Mapping[str, str]) -> Response:
-    return Response(msgspec.json.encode(told), told.status, headers, MEDIA_TYPE)
+    return Response(msgspec.json.encode(told), told.status, headers, PROBLEM)
 
 
 # -- for a Starlette application -----------------------------------------------------------------------------------

@@ -10,15 +10,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from holdfast import __version__, api
+from holdfast.errors import Forbidden
 from holdfast.model import Completions, HistoryEntry, Name, Recovery, Run
 from holdfast.records import FileEntry, RunCard
 from holdfast.server.doors import problems
 from holdfast.server.doors.metrics import CONTENT_TYPE
 from holdfast.server.http import files, openapi, page, runs, sessions
 from holdfast.server.http.bodies import given
-from holdfast.server.http.hub import Hub, hub_of
+from holdfast.server.http.hub import Hub, hub_of, principal_of
 from holdfast.server.http.operations import (
-    EVENTS,
     FROM,
     IF_MATCH,
     IF_MATCH_FILE,
@@ -31,8 +31,6 @@ from holdfast.server.http.operations import (
     Operation,
 )
 from holdfast.workfiles import Written
-
-_BYTES = "application/octet-stream"
 
 
 class _AnyPath(PathConvertor):
@@ -53,6 +51,8 @@ async def health(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """What the server counts, in Prometheus' text format. For its owner."""
+    if not principal_of(request).owner:  # the door says so too, of the path alone
+        raise Forbidden("this is for the server's owner", hint="send the server's own token")
     return Response(hub_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
@@ -78,14 +78,14 @@ OPERATIONS = (
     _on("/{id}/hold", "GET", sessions.hold, media=("text/plain",)),
     _on("/{id}/events", "GET", sessions.events, gives=api.SessionEvent, media=(api.SSE,)),
     _on("/{id}/plans", "POST", runs.plan, takes=api.AskedRun, gives=RunCard, parameters=(KEY, IF_MATCH)),
-    _on("/{id}/runs", "POST", runs.start, takes=api.AskedRun, gives=Run, media=EVENTS, parameters=(KEY, IF_MATCH)),
+    _on("/{id}/runs", "POST", runs.start, takes=api.AskedRun, gives=Run, media=api.EVENTS, parameters=(KEY, IF_MATCH)),
     _on("/{id}/runs", "GET", runs.list_all, gives=list[HistoryEntry], parameters=(LIMIT,)),
     _on("/{id}/runs/{run}", "GET", runs.show, gives=api.RunRecord),
     _on("/{id}/runs/{run}/card", "GET", runs.card, gives=RunCard),
     _on("/{id}/runs/{run}/code", "GET", runs.code, media=("text/plain",)),
-    _on("/{id}/runs/{run}/receipt", "GET", runs.receipt, media=("application/vnd.dsse.envelope+json",)),
-    _on("/{id}/runs/{run}/output", "GET", runs.output, media=(_BYTES,), parameters=(STREAM,)),
-    _on("/{id}/runs/{run}/events", "GET", runs.events, gives=api.RunEvent, media=EVENTS, parameters=(FROM,)),
+    _on("/{id}/runs/{run}/receipt", "GET", runs.receipt, media=(api.DSSE,)),
+    _on("/{id}/runs/{run}/output", "GET", runs.output, media=(api.BYTES,), parameters=(STREAM,)),
+    _on("/{id}/runs/{run}/events", "GET", runs.events, gives=api.RunEvent, media=api.EVENTS, parameters=(FROM,)),
     _on("/{id}/runs/{run}/input", "POST", runs.answer, takes=api.Answer, gives=dict[str, Any]),
     _on("/{id}/runs/{run}/interrupt", "POST", runs.interrupt, gives=api.Interrupted),
     _on("/{id}/reset", "POST", sessions.reset, gives=api.SessionInfo),
@@ -95,8 +95,8 @@ OPERATIONS = (
     _on("/{id}/complete", "POST", sessions.complete, takes=api.AtCursor, gives=Completions),
     _on("/{id}/inspect", "POST", sessions.inspect, takes=api.AtCursor, gives=dict[str, Any]),
     _on("/{id}/files", "GET", files.list_all, gives=list[FileEntry]),
-    _on("/{id}/files/{path}", "GET", files.read, media=(_BYTES,), parameters=(RANGE, IF_NONE_MATCH)),
-    _on("/{id}/files/{path}", "PUT", files.write, sends=_BYTES, gives=Written, parameters=(IF_MATCH_FILE,)),
+    _on("/{id}/files/{path}", "GET", files.read, media=(api.BYTES,), parameters=(RANGE, IF_NONE_MATCH)),
+    _on("/{id}/files/{path}", "PUT", files.write, sends=api.BYTES, gives=Written, parameters=(IF_MATCH_FILE,)),
     _on("/{id}/files/{path}", "DELETE", files.remove, gives=Written),
     _on("/{id}/names", "GET", sessions.names, gives=dict[str, Name]),
     _on("/{id}/history", "GET", runs.list_all, gives=list[HistoryEntry], parameters=(LIMIT,)),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api import JSON, MSGPACK, MSGPACK_SEQ, NDJSON, SSE, RunEvent
+from holdfast.api import JSON, MSGPACK, MSGPACK_SEQ, SSE, RunEvent
 from holdfast.errors import InvalidSetting, Malformed, WrongMediaType
 
 T = TypeVar("T")
@@ -104,8 +104,6 @@ def truth(request: Request, name: str) -> bool:
 
 
 # -- events --------------------------------------------------------------------------------------------------------
-
-EVENT_TYPES = (NDJSON, SSE, MSGPACK_SEQ)
 
 
 def framed(event: RunEvent, media_type: str) -> bytes:

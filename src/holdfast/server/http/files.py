@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import api, workfiles
-from holdfast.errors import DiskLimit, Malformed, SessionHalted
+from holdfast.errors import Malformed, SessionHalted
 from holdfast.records import FileEntry
 from holdfast.server.http.bodies import Stream, given, taken
 from holdfast.server.http.hub import hub_of
 from holdfast.server.http.sessions import as_download
-from holdfast.sessions import LiveSession
+from holdfast.server.http.uploads import Upload
 
 _PIECE_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=(?:(\d{1,18})-(\d{0,18})|-(\d{1,18}))", re.ASCII)
@@ -51,23 +51,24 @@ async def read(request: Request) -> Response:
         headers["content-range"] = f"bytes {first}-{end - 1}/{entry.bytes}"
     headers["content-length"] = str(end - first)
     if request.method == "HEAD":
-        return Response(status_code=status, headers=headers, media_type=_BYTES)
+        return Response(status_code=status, headers=headers, media_type=api.BYTES)
     source = await anyio.to_thread.run_sync(workfiles.open_committed, session, entry.path)
-    return Stream(_pieces(source, entry, first, end), status, headers=headers, media_type=_BYTES)
-
-
-_BYTES = "application/octet-stream"
+    return Stream(_pieces(source, entry, first, end), status, headers=headers, media_type=api.BYTES)
 
 
 async def write(request: Request) -> Response:
     """Put a file in place. A run like any other: a version, a receipt."""
-    session, path = await hub_of(request).live(request), _path(request)
+    hub, path = hub_of(request), _path(request)
+    session = await hub.live(request)
     workfiles.one_path(session, path)  # a path that cannot be is refused before anything is sent
     replaces = _replaced(request)
     # The file has no name: however we end, nothing of it is left.
-    with tempfile.TemporaryFile(dir=session.workspace.path, buffering=0) as arrived:
+    with (
+        tempfile.TemporaryFile(dir=session.workspace.path, buffering=0) as arrived,
+        hub.uploads.counted(session) as upload,
+    ):
         await session.wait_settled()  # how much room is left is counted when the run before is put away
-        await _receive(request, session, arrived)
+        await _receive(request, upload, arrived)
         arrived.seek(0)
         return given(request, await workfiles.write(session, path, arrived, replaces=replaces))
 
@@ -138,16 +139,11 @@ async def _pieces(source: BinaryIO, entry: FileEntry, first: int, end: int) -> A
 # -- writing -------------------------------------------------------------------------------------------------------
 
 
-async def _receive(request: Request, session: LiveSession, arrived: IO[bytes]) -> None:
-    left, kept = session.computer.disk.left_bytes, bytearray()
+async def _receive(request: Request, upload: Upload, arrived: IO[bytes]) -> None:
+    kept = bytearray()
     async for piece in request.stream():
+        upload.add(len(piece))
         kept += piece
-        left -= len(piece)
-        if left < 0:
-            raise DiskLimit(
-                "the file is larger than what is left of the session's disk limit",
-                hint="remove files first, or open a session with a larger disk",
-            )
         if len(kept) >= _PIECE_BYTES:
             await anyio.to_thread.run_sync(_write_whole, arrived, bytes(kept))
             kept.clear()

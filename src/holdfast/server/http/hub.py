@@ -13,6 +13,7 @@ from holdfast.books import Books
 from holdfast.errors import SessionClosed
 from holdfast.server.doors.metrics import Gauges, Metrics
 from holdfast.server.http.running import Runs
+from holdfast.server.http.uploads import Uploads
 from holdfast.service import Service, unknown
 from holdfast.sessions import LiveSession
 
@@ -39,6 +40,7 @@ class Hub:
         self.metrics = Metrics(self._gauges)
         self.runs = Runs(self.metrics, grace_s=settings.grace_s)
         self.holds = Holds(self.end, settings)
+        self.uploads = Uploads()
         self.stopping = asyncio.Event()
         """Streams that would go on for ever end now."""
 
@@ -88,14 +90,8 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
-def owner_of(principal: Principal) -> str:
-    """How a session's books name him: whoever owns the server has no name there."""
-    return "" if principal.owner else principal.id
-
-
 def may_use(principal: Principal, books: Books) -> bool:
-    owner = books.row.settings.get("owner") or ""
-    return principal.owner or (owner != "" and owner == principal.id)
+    return principal.may_use(str(books.row.settings.get("owner") or ""))
 
 
 class End(Protocol):

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__, api
-from holdfast.api import JSON, MSGPACK
-from holdfast.server.doors.problems import MEDIA_TYPE, Problem
+from holdfast.api import JSON, MSGPACK, PROBLEM
+from holdfast.server.doors.problems import Problem
 from holdfast.server.http.operations import Operation, Parameter
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -50,7 +50,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             str(one.status): {"description": one.about, "content": _answer(one, schemas)},
             **_other_successes(one),
-            "default": {"description": "A refusal.", "content": {MEDIA_TYPE: {"schema": schemas[repr(Problem)]}}},
+            "default": {"description": "A refusal.", "content": {PROBLEM: {"schema": schemas[repr(Problem)]}}},
         },
     }
     if one.takes is not None:

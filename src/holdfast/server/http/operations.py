@@ -7,8 +7,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast import api
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -58,4 +56,3 @@ STREAM = Parameter("stream", "Which of the two.", schema={"type": "string", "enu
 RANGE = Parameter("Range", "bytes=FIRST-LAST", "header")
 IF_NONE_MATCH = Parameter("If-None-Match", "An ETag that you have: 304 if it is still right.", "header")
 IF_MATCH_FILE = Parameter("If-Match", "The ETag that the file must have.", "header")
-EVENTS = (api.NDJSON, api.SSE, api.MSGPACK_SEQ)

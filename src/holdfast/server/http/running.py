@@ -2,7 +2,7 @@
 
 1. A run is a task of the server's own. A client attends it: by reading its events, or by waiting for its result.
 2. When the last one is gone, there is a grace for somebody to come back, by the run's id or with the same key. Then
-   it is given up: interrupted, rolled back, settled. Nothing runs on unattended.
+   it is given up: interrupted and settled, as its mode has it. Nothing runs on unattended.
 3. Its events are kept for a while after its end.
 """
 
@@ -17,19 +17,23 @@ import anyio
 import msgspec
 
 from holdfast import api, verbs
-from holdfast.errors import HoldfastError, InvalidSetting, RunAbandoned, ServerStopping
+from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, RunAbandoned, ServerStopping
 from holdfast.model import Displayed, DisplaysCleared, Event, Output, Run
 from holdfast.planning import RunRequest
 from holdfast.records import Lost, Planned, Settled
 from holdfast.server.doors import problems
 from holdfast.server.doors.metrics import Metrics
 from holdfast.server.http.feeds import Feed
-from holdfast.sessions import LiveSession, check_text
+from holdfast.sessions import LiveSession, check_text, weight
 
 REMEMBERED_S = 60.0
 """How long the events of a run that has ended are kept."""
 REMEMBERED_BYTES = 64 << 20
 """Of all runs that have ended together."""
+MOST_WAITING = 100
+"""Runs that may wait for their turn in one session."""
+MOST_WAITING_BYTES = 32 << 20
+"""Of what they ask for, together."""
 
 _log = logging.getLogger("holdfast.server")
 
@@ -53,6 +57,8 @@ class LiveRun:
         self._attending = 0
         self._giving_up: asyncio.TimerHandle | None = None
         self._why = ""
+        self._settled: Settled | None = None
+        """What the journal says of its end."""
         self._scope = anyio.CancelScope()
         self._deadline = float("inf")
         self.feed.add(api.Began(number=0, run=self.id, session=session.id))
@@ -66,7 +72,7 @@ class LiveRun:
             with self._scope:
                 self._settle(await self._run())
             if self._scope.cancelled_caught:
-                self._refuse(RunAbandoned(self._why, hint="it was rolled back: run it again when you mean it"))
+                self._refuse(self._abandoned())
         except HoldfastError as error:
             self._refuse(error)
         except Exception as error:  # a mistake of ours ends this run, and nothing else
@@ -80,8 +86,12 @@ class LiveRun:
         return await verbs.run(self.session, self.request, emit=self._emit, ask=self._ask if self._stdin else None)
 
     def _hear(self, news: Planned | Settled | Lost) -> None:
-        if isinstance(news, Planned) and news.run == self.id:
+        if isinstance(news, Lost) or news.run != self.id:
+            return
+        if isinstance(news, Planned):
             self._begin()
+        else:
+            self._settled = news
 
     def _begin(self) -> None:
         if not self.begun.is_set():
@@ -118,12 +128,22 @@ class LiveRun:
         told = msgspec.to_builtins(problems.problem_of(error))
         self.feed.add(api.Refused(number=self.feed.next, problem=told))
 
+    def _abandoned(self) -> RunAbandoned:
+        """Code may end before it is asked to, and a notebook keeps what an interrupted cell has done."""
+        settled = self._settled
+        if settled is None:
+            return RunAbandoned(self._why, hint="nothing of it stays: run it again when you mean it")
+        if settled.status == "rolled_back":
+            return RunAbandoned(self._why, hint="it was rolled back: run it again when you mean it")
+        return RunAbandoned(
+            f"{self._why}; what it had done by then was {settled.status}, as version {settled.version}",
+            hint=f"GET …/runs/{self.id} says more: look before you run it again",
+        )
+
     def _refuse_by_mistake(self, error: Exception) -> None:
         _log.exception("run %s of session %s", self.id, self.session.id)
-        self.error = HoldfastError(
-            f"the server failed: {type(error).__name__}; its log says more under {self.id}", hint="look at the log"
-        )
-        self._refuse(self.error)
+        told = f"the server failed: {type(error).__name__}; its log says more under {self.id}"
+        self._refuse(HoldfastError(told, hint="look at the log"))
 
     # -- its clients -----------------------------------------------------------------------------------------------
 
@@ -145,7 +165,7 @@ class LiveRun:
                 self._giving_up = asyncio.get_running_loop().call_later(self._grace_s, self.give_up, why)
 
     def give_up(self, why: str) -> None:
-        """Interrupted, rolled back, settled; the same request may run again, also with the same key."""
+        """Interrupted and settled; if it was rolled back, the same request may run again, also with the same key."""
         self._why = why
         self.feed.let_go()
         self._scope.cancel()
@@ -188,6 +208,7 @@ class Runs:
             return same
         if self._stopping:
             raise ServerStopping("the server is stopping", hint="send it again when it is back")
+        self._refuse_if_crowded(session, request)
         run = LiveRun(session, request, stdin=stdin, grace_s=self._grace_s)
         self._runs[session.id, run.id] = run
         task = asyncio.create_task(run.carry_out(), name=f"holdfast {run.id}")
@@ -205,6 +226,16 @@ class Runs:
             if run.session is session and wanted.key == request.key and wanted.digest() == request.digest():
                 return run
         return None
+
+    def _refuse_if_crowded(self, session: LiveSession, request: RunRequest) -> None:
+        waiting = [run.request for run in self._tasks if run.session is session and not run.begun.is_set()]
+        size_bytes = sum(weight(each) for each in [request, *waiting])
+        if len(waiting) >= MOST_WAITING or (waiting and size_bytes > MOST_WAITING_BYTES):
+            raise RateLimited(
+                f"{len(waiting)} runs wait in this session already",
+                hint="wait for one of them to end, or open another session",
+                retry_after_s=1.0,
+            )
 
     def _over(self, run: LiveRun) -> None:
         del self._tasks[run]
@@ -240,12 +271,8 @@ class Runs:
                 run.feed.let_go()  # from now on its output does not wait for readers
         return session.interrupt()
 
-    @property
-    def under_way(self) -> int:
-        return len(self._tasks)
-
     async def stop(self, grace_s: float, *, at_once: Callable[[], bool] = lambda: False) -> None:
-        """No new ones; those under way end, or are rolled back at the deadline."""
+        """No new ones; those under way end, or are given up at the deadline."""
         self._stopping = True
         give_up_at = time.monotonic() + grace_s
         while self._tasks and time.monotonic() < give_up_at and not at_once():

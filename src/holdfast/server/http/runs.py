@@ -12,11 +12,11 @@ from starlette.responses import Response
 from holdfast import api, verbs, workfiles
 from holdfast.books import Books
 from holdfast.config import parse_seconds
-from holdfast.errors import EventsGone, InvalidSetting, Malformed, RunUnknown, ServerStopping
+from holdfast.errors import EventsGone, InvalidSetting, Malformed, RunUnknown
 from holdfast.kernel.output import log_file
 from holdfast.model import Run, StreamName
 from holdfast.planning import RunRequest
-from holdfast.server.http.bodies import EVENT_TYPES, Stream, accepted, framed, given, integer, taken
+from holdfast.server.http.bodies import Stream, accepted, framed, given, integer, taken
 from holdfast.server.http.hub import hub_of
 from holdfast.server.http.running import LiveRun
 from holdfast.server.http.sessions import PLAIN, as_download
@@ -42,15 +42,13 @@ async def start(request: Request) -> Response:
     """Run a cell, a command or a plan. Its events, or by Accept its result alone."""
     hub = hub_of(request)
     session, asked = await hub.live(request), await _asked(request)
-    if hub.stopping.is_set():
-        raise ServerStopping("the server is stopping", hint="send it again when it is back")
     if asked.plan is not None and (known := hub.runs.find(session.id, asked.plan)) is not None:
         run, joined = known, True
     else:
         wanted = _wanted(session, asked)
         run = hub.runs.start(session, wanted, stdin=asked.stdin)
         joined = run.request is not wanted
-    chosen = accepted(request, *EVENT_TYPES, api.JSON, api.MSGPACK)
+    chosen = accepted(request, *api.EVENTS, api.JSON, api.MSGPACK)
     if chosen in (api.JSON, api.MSGPACK):
         return given(request, _as_told(await _result(request, run), joined=joined))
     if chosen != api.MSGPACK_SEQ:  # our own client is told the id at once, so that it can interrupt what waits
@@ -63,7 +61,7 @@ async def events(request: Request) -> Response:
     run = await _live_run(request)
     number = integer(request, "from", _after_last(request))
     run.feed.refuse_if_gone(number)
-    return _following(run, number, accepted(request, *EVENT_TYPES))
+    return _following(run, number, accepted(request, *api.EVENTS))
 
 
 async def answer(request: Request) -> Response:
@@ -109,7 +107,7 @@ async def receipt(request: Request) -> Response:
     record = (await _record(request))[1]
     if record.receipt is None:
         raise RunUnknown(f"{record.card.run} has no receipt yet", hint="it has one when it is settled")
-    return Response(record.receipt.envelope, media_type="application/vnd.dsse.envelope+json")
+    return Response(record.receipt.envelope, media_type=api.DSSE)
 
 
 async def output(request: Request) -> Response:
@@ -118,7 +116,7 @@ async def output(request: Request) -> Response:
     books, record = await _record(request)
     path = log_file(books.workspace.logs / checked_id(record.card.run), stream)
     printed = await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
-    return Response(printed, headers=as_download(f"{stream}.txt"), media_type="application/octet-stream")
+    return Response(printed, headers=as_download(f"{stream}.txt"), media_type=api.BYTES)
 
 
 def _stream(request: Request) -> StreamName:

@@ -11,7 +11,7 @@ from holdfast.config import parse_limits
 from holdfast.errors import Forbidden, InvalidSetting, ServerStopping
 from holdfast.server.http import life
 from holdfast.server.http.bodies import Stream, given, taken, truth
-from holdfast.server.http.hub import Hub, hub_of, may_use, owner_of, principal_of
+from holdfast.server.http.hub import Hub, hub_of, may_use, principal_of
 from holdfast.service import unknown
 from holdfast.sessions import LiveSession
 
@@ -47,7 +47,7 @@ async def _created(request: Request, asked: api.CreateSession) -> LiveSession:
         memory=asked.memory, timeout=asked.timeout, cpus=asked.cpus, processes=asked.processes, disk=asked.disk
     )
     return await hub.service.create_session(
-        limits=limits, mode=asked.mode, env=asked.env, owner=owner_of(principal), keep=asked.keep,
+        limits=limits, mode=asked.mode, env=asked.env, owner=principal.session_owner, keep=asked.keep,
         at_most=None if principal.owner else hub.settings.sessions_per_key,
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ async def _resumed(request: Request, asked: api.CreateSession, session_id: str) 
 async def list_all(request: Request) -> Response:
     """All sessions that are yours, the kept ones too."""
     principal, sessions = principal_of(request), await hub_of(request).service.list_sessions()
-    return given(request, [info for info in sessions if principal.owner or info.owner == principal.id])
+    return given(request, [info for info in sessions if principal.may_use(info.owner)])
 
 
 async def show(request: Request) -> Response:

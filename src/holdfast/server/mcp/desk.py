@@ -27,9 +27,10 @@ from holdfast.errors import (
 )
 from holdfast.expectations import Declared
 from holdfast.model import Recovery, Run
-from holdfast.server import answers, mcp_files, tools
-from holdfast.server.answers import Answer, Standing
-from holdfast.server.mcp_progress import Progress, passing_on
+from holdfast.server.mcp import answers, tools
+from holdfast.server.mcp.answers import Answer, Standing
+from holdfast.server.mcp.files import look
+from holdfast.server.mcp.progress import Progress, passing_on
 from holdfast.transports import Transport
 from holdfast.verbs import RunOptions
 
@@ -242,7 +243,7 @@ async def _on_files(reached: Transport, call: Any) -> Answer:
                 files = [file for file in files if file.path in wanted]
             return answers.of_files(files, limit=call.limit, ckpt=reached.ckpt)
         case tools.ReadFile():
-            return answers.of_file(await mcp_files.look(reached, call))
+            return answers.of_file(await look(reached, call))
         case tools.WriteFile():
             return answers.of_written(await reached.write(call.path, io.BytesIO(_content(call))))
         case tools.Restore():

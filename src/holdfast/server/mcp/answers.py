@@ -14,8 +14,7 @@ from holdfast import cards
 from holdfast.errors import HoldfastError, StateMoved
 from holdfast.model import Display, HistoryEntry, Name, Recovery, Run, RunError
 from holdfast.records import Change, FileEntry, RunCard
-from holdfast.server import mcp_files
-from holdfast.server.mcp_files import Seen
+from holdfast.server.mcp.files import Seen, advice
 from holdfast.workfiles import Written
 
 _MOST_CHARACTERS = 20_000
@@ -280,7 +279,7 @@ def of_file(seen: Seen) -> Answer:
     if seen.kind == "image":
         why, hint = f"{seen.path} is an image too large to show", "make a smaller one with run_code, and read that"
     else:
-        why, hint = f"{seen.path} is not text in UTF-8", mcp_files.advice(seen.path)
+        why, hint = f"{seen.path} is not text in UTF-8", advice(seen.path)
     error = {"code": "not_text", "message": why, "hint": hint}
     return Answer(text=f"{why} [not_text]\nhint: {hint}", facts={"error": error}, refused=True)
 

@@ -15,12 +15,12 @@ import anyio.to_thread
 
 from holdfast import engine
 from holdfast.client import AsyncSession
-from holdfast.config import default_home
+from holdfast.config import home_path
 from holdfast.errors import SessionUnknown
-from holdfast.server.mcp import mcp_server
-from holdfast.server.mcp_desk import Desk, Open, T, Verb
-from holdfast.server.mcp_names import BEGAN_ANEW, CAME_BACK, Named, first_free
-from holdfast.server.stdio import client_streams
+from holdfast.server.mcp.desk import Desk, Open, T, Verb
+from holdfast.server.mcp.names import BEGAN_ANEW, CAME_BACK, Named, first_free
+from holdfast.server.mcp.protocol import mcp_server
+from holdfast.server.mcp.streams import client_streams
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -73,8 +73,7 @@ async def _opened(settings: dict[str, Any], *, keep: bool) -> AsyncSession:
 
 
 def _home(settings: dict[str, Any]) -> Path:
-    home = settings.get("home")
-    return default_home() if home is None else Path(home).expanduser().absolute()
+    return home_path(settings.get("home"))
 
 
 class _Own:

@@ -18,9 +18,9 @@ from mcp.types import (
 
 from holdfast import __version__
 from holdfast.errors import HoldfastError
-from holdfast.server import answers, tools
-from holdfast.server.answers import Answer
-from holdfast.server.mcp_progress import Progress
+from holdfast.server.mcp import answers, tools
+from holdfast.server.mcp.answers import Answer
+from holdfast.server.mcp.progress import Progress
 
 Context = ServerRequestContext[dict[str, Any]]
 Attend = Callable[[Context, tools.Call, Progress | None], Awaitable[Answer]]

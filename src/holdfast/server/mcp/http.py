@@ -14,23 +14,24 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 import anyio.to_thread
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from holdfast.access import Principal
+from holdfast.access import OWNER_ID, Principal
 from holdfast.config import Limits, parse_limits
 from holdfast.errors import ServerStopping, SessionUnknown, TooManySessions
-from holdfast.server import tools
-from holdfast.server.answers import Answer
-from holdfast.server.mcp import Context, mcp_server
-from holdfast.server.mcp_desk import Desk, Seat, T, Verb
-from holdfast.server.mcp_late import McpSettings
-from holdfast.server.mcp_names import BEGAN_ANEW, CAME_BACK, Named
-from holdfast.server.mcp_progress import Progress
+from holdfast.server.mcp import tools
+from holdfast.server.mcp.answers import Answer
+from holdfast.server.mcp.desk import Desk, Seat, T, Verb
+from holdfast.server.mcp.late import McpSettings
+from holdfast.server.mcp.names import BEGAN_ANEW, CAME_BACK, Named
+from holdfast.server.mcp.progress import Progress
+from holdfast.server.mcp.protocol import Context, mcp_server
 from holdfast.service import Service
 from holdfast.sessions import LiveSession
 from holdfast.transports.embedded import Embedded
@@ -39,6 +40,8 @@ _UNNAMED = "mcp"
 """The session of a client that does not introduce itself."""
 _LOOKS = 4
 """How often in the time of its patience the reaper looks."""
+_KEYS = 4
+"""So many keys at least can have an MCP session at once, whatever each of them does."""
 _LEFT = "holdfast.left"
 """In a request's scope: the event that nobody reads its answer any more."""
 Key = tuple[str, str]
@@ -50,7 +53,7 @@ class McpApp:
 
     def __init__(self, service: Service, settings: McpSettings) -> None:
         self._desks = _Desks(service, settings)
-        self._manager = StreamableHTTPSessionManager(
+        self._manager = _Conversations(
             mcp_server(self._desks.attend),
             session_idle_timeout=settings.idle_s,
             max_request_body_size=settings.body_bytes,
@@ -86,9 +89,21 @@ class McpApp:
             left.set()
 
 
-def mcp_app(service: Service, settings: McpSettings) -> McpApp:
-    """For a server's route `/mcp`, whatever the method; see `McpApp.run`."""
-    return McpApp(service, settings)
+class _Conversations(StreamableHTTPSessionManager):
+    """The SDK's, where no key can fill the room of all, and the owner always has some."""
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        owner = requestor is not None and requestor["client_id"] == OWNER_ID
+        room, self.max_sessions = self.max_sessions, None if owner else self.max_sessions
+        try:
+            if room is not None and not owner and self._begun_by(requestor) >= max(1, room // _KEYS):
+                return None
+            return super()._admit_session(requestor)
+        finally:
+            self.max_sessions = room
+
+    def _begun_by(self, requestor: AuthorizationContext | None) -> int:
+        return sum(other == requestor for other in self._session_owners.values())
 
 
 class _Desks:
@@ -131,11 +146,19 @@ class _Desks:
         principal = _principal(request.scope)
         key = (principal.id, _name(request, context))
         if key not in self._desks:
-            if len(self._desks) >= self._settings.clients:
-                raise TooManySessions(f"{len(self._desks):,} clients are here already", hint="try again later")
+            self._refuse_if_crowded(principal)
             limits = _limits(request.query_params)
             self._desks[key] = Desk(lambda: self._open(principal, key, limits))
         return self._desks[key]
+
+    def _refuse_if_crowded(self, principal: Principal) -> None:
+        if principal.owner:  # the machine is his
+            return
+        own = sum(owner == principal.id for owner, _ in self._desks)
+        if own >= self._settings.sessions_per_key:
+            raise TooManySessions(f"{own:,} of your clients are here already", hint="end one of them")
+        if len(self._desks) >= self._settings.clients:
+            raise TooManySessions(f"{len(self._desks):,} clients are here already", hint="try again later")
 
     async def reap(self) -> None:
         """End the sessions of clients that are gone."""
@@ -222,7 +245,8 @@ def _name(request: Request, context: Context) -> str:
 
 def _limits(query: QueryParams) -> Limits:
     """What a new session may use, as the address has it: `?memory=2G&timeout=5m`."""
+    usual = Limits()
     return parse_limits(
-        memory=query.get("memory", "1G"), timeout=query.get("timeout"), cpus=2.0, processes=256,
-        disk=query.get("disk", "10G"),
+        memory=query.get("memory", usual.memory_bytes), timeout=query.get("timeout"),
+        disk=query.get("disk", usual.disk_bytes),
     )  # fmt: skip

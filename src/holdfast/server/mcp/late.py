@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.service import Service
 
 if TYPE_CHECKING:
-    from holdfast.server.mcp_http import McpApp
+    from holdfast.server.mcp.http import McpApp
 
 
 class McpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +62,9 @@ class LateMcp:
             return self._app
 
     def _load(self) -> "McpApp":
-        from holdfast.server.mcp_http import mcp_app
+        from holdfast.server.mcp.http import McpApp
 
-        return mcp_app(self._service, self._settings)
+        return McpApp(self._service, self._settings)
 
     async def _run(self, app: "McpApp", entered: asyncio.Event) -> None:
         """One task enters it and leaves it."""

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import InvalidSetting
-from holdfast.server.tools import ReadFile
+from holdfast.server.mcp.tools import ReadFile
 from holdfast.transports import Transport
 
 MOST_BYTES = 32_000

@@ -1,0 +1,122 @@
+"""A home is opened: by whoever becomes its owner, for long (`open_service`) or for a moment.
+
+1. The lock is ours: whatever is there belongs to an owner that is gone.
+2. What still runs of it is killed (`tree.sweep`).
+3. What it left unsettled is settled, by the journal alone; what it left behind is removed.
+4. The keeper starts.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import anyio.to_thread
+
+from holdfast import durable
+from holdfast.books import Books
+from holdfast.config import Settings
+from holdfast.errors import HoldfastError, SandboxUnavailable
+from holdfast.home import Home, acquire, acquire_shared
+from holdfast.journal import Journal
+from holdfast.nodes.local import LocalNode
+from holdfast.resources.workspace import remove_tree
+from holdfast.sandbox import cgroups
+from holdfast.service import Service
+from holdfast.settling import settle_open
+from holdfast.signing import SigningKey
+from holdfast.store.rows import DropSession
+
+
+async def open_service(settings: Settings) -> Service:
+    """Own a home, settle what a killed owner left unsettled, sweep what it left behind, and start the keeper."""
+    home = _acquire(settings)
+    journal: Journal | None = None
+    try:
+        tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
+        await anyio.to_thread.run_sync(tree.sweep)
+        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
+        journal = Journal(home.journal)
+        await _settle_all(home, journal, key)
+        node = LocalNode(home, tree)
+        await node.start()
+    except BaseException as error:
+        if journal is not None:
+            await journal.close()
+        home.release()
+        if isinstance(error, cgroups.CgroupUnavailable):
+            raise SandboxUnavailable(error.reason, hint=error.remedy) from error
+        raise
+    return Service(home, node, journal, key)
+
+
+async def settle_shared(settings: Settings) -> None:
+    """Finish what a killed owner of a shared directory left, and nothing else."""
+    with _owned(settings) as home:
+        with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
+            tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
+            await anyio.to_thread.run_sync(tree.sweep)
+            await anyio.to_thread.run_sync(tree.remove)
+        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
+        async with _journal(home) as journal:
+            await _settle_all(home, journal, key)
+
+
+async def drop_kept(settings: Settings, session_id: str) -> None:
+    """Delete a kept session's files and books where nobody owns the home; nothing else is touched."""
+    with _owned(settings) as home:
+        async with _journal(home) as journal:
+            await anyio.to_thread.run_sync(home.workspace(session_id).remove)
+            await journal.append(DropSession(session=session_id))
+
+
+@contextmanager
+def _owned(settings: Settings) -> Iterator[Home]:
+    home = _acquire(settings)
+    try:
+        yield home
+    finally:
+        home.release()
+
+
+def _acquire(settings: Settings) -> Home:
+    return acquire(settings.home) if settings.workspace is None else acquire_shared(settings.workspace, settings.home)
+
+
+@asynccontextmanager
+async def _journal(home: Home) -> AsyncIterator[Journal]:
+    journal = Journal(home.journal)
+    try:
+        yield journal
+    finally:
+        await journal.close()
+
+
+async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
+    """We hold the lock, so whatever is here belongs to an owner that is gone: nothing of it runs any more."""
+    known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
+    for session, row in known.items():
+        workspace = home.workspace(session)
+        if not workspace.path.is_dir():  # its owner was killed while it deleted the session
+            journal.append_nowait(DropSession(session=session))
+        elif not row.halted:
+            await _settle_session(Books(journal, key, workspace, row=row))
+    await anyio.to_thread.run_sync(_sweep, home, set(known))
+
+
+async def _settle_session(books: Books) -> None:
+    await books.load()
+    try:
+        await settle_open(books)
+    except HoldfastError as error:  # one session that cannot be trusted must not keep the others from their owner
+        books.halt(error)
+        await books.journal.wait_written()
+        return
+    await anyio.to_thread.run_sync(books.workspace.sweep)
+
+
+def _sweep(home: Home, known: set[str]) -> None:
+    """Sessions that never got as far as a record, and a key that was not finished."""
+    if home.shared is None:
+        durable.sweep(home.keys)
+    for directory in home.sessions.iterdir():
+        if directory.name not in known:
+            remove_tree(directory)
