@@ -9,11 +9,12 @@ import pytest
 from holdfast import Run, Session, cards
 from holdfast.errors import InvalidSetting, StateMoved
 
+TRANSPORTS = True
+
 CODE = """
 # Sum up the sales
 import csv
 
-TRANSPORTS = True
 folder = 'out'
 rows = list(csv.reader(open('sales.csv')))
 open(f'{folder}/total.txt', 'w').write(str(sum(int(row[0]) for row in rows)))
