@@ -46,6 +46,7 @@ def main() -> None:
 async def crowd(url: str, token: str, home: Path, sessions: int, runs: int, console: Console) -> dict[str, float]:
     owner, each = _owner_of(home), runs // sessions
     times: list[float] = []
+    halfway_mb: list[float] = []
     with Progress(console=console, disable=not console.is_terminal) as progress:
         opening = progress.add_task("opening", total=sessions)
         gate = asyncio.Semaphore(8)
@@ -70,6 +71,8 @@ async def crowd(url: str, token: str, home: Path, sessions: int, runs: int, cons
                 times.append((time.perf_counter() - started) * 1e3)
                 assert (run.text, run.status, run.version) == (str(number), "committed", number + 1), run
                 progress.advance(running)
+                if len(times) == sessions * each // 2:
+                    halfway_mb.append(owner.memory_info().rss / 1e6)
 
         began = time.perf_counter()
         await asyncio.gather(*(count(session) for session in live))
@@ -86,6 +89,7 @@ async def crowd(url: str, token: str, home: Path, sessions: int, runs: int, cons
         "latency, 90 % (ms)": ranks[89],
         "latency, 99 % (ms)": ranks[98],
         "the server's memory before the runs (MB)": before_mb,
+        "the server's memory half-way (MB)": halfway_mb[0],
         "the server's memory after the runs (MB)": after_mb,
     }
 

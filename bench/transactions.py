@@ -27,7 +27,7 @@ WRITES = {
     "1 file": "open('one.txt', 'w').write(str(time.time()))",
     "100 files": "for i in range(100): open(f'{i}.txt', 'w').write(str(time.time()))",
     "10,000 files": "for i in range(10_000): open(f'{i}.txt', 'w').write(str(time.time()))",
-    "1 GB": "open('large', 'wb').write(os.urandom(1 << 20) * 1000)",
+    "1 GB": "with open('large', 'wb') as file:\n    for _ in range(1000): file.write(os.urandom(1 << 20))",
 }
 ROLLBACKS_MB = {"10 MB": 10, "1 GB": 1000, "4 GB": 4000}
 

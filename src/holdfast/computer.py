@@ -193,6 +193,11 @@ class Computer:
         return layers.has_changes(self.stage_path, shared=self.workspace.shared is not None)
 
     @property
+    def rest(self) -> anyio.Semaphore:
+        """The machine's: only so many sessions are put to rest at a time."""
+        return self._node.rest
+
+    @property
     def stage_path(self) -> Path:
         return self.workspace.stage_path(self.stage)
 

@@ -221,17 +221,18 @@ class LiveSession:
         computer = self.computer
         with anyio.move_on_after(_REPLY_FIRST_S):
             await self._wanted.wait()
-        try:
-            if self.single_use:
+        async with computer.rest:
+            try:
+                if self.single_use:
+                    await computer.end_kernel()
+                elif self.published:
+                    self.published = False
+                    await computer.restage()
+                if changes_memory:
+                    await computer.protect()
+            except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
                 await computer.end_kernel()
-            elif self.published:
-                self.published = False
-                await computer.restage()
-            if changes_memory:
-                await computer.protect()
-        except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
-            await computer.end_kernel()
-        computer.freeze()
+            computer.freeze()
         await computer.sweep()
         await retention.trim(self.books, self.limits)
         await computer.disk.take_stock()

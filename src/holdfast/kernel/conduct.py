@@ -256,13 +256,8 @@ class Conduct:
 
     async def _hear(self, message: wire.KernelMessage) -> None:
         match message:
-            case wire.Shown():
-                display = self.shelf.add(message)
-                is_result = message.kind == "result"
-                await self._tell(Displayed(display=display, update=message.update, result=is_result, run=self._run_id))
-            case wire.Cleared():
-                self.shelf.clear(wait=message.wait)
-                await self._tell(DisplaysCleared(wait=message.wait))
+            case wire.Shown() | wire.Cleared():
+                await self._show(message)
             case wire.Printing() | wire.Saving() if self._gone is not None:
                 pass  # it is to be killed: nothing more is done for it
             case wire.Printing():
@@ -279,6 +274,8 @@ class Conduct:
             case wire.Saving():
                 refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
                 await self._reply(wire.SavedReply(refused=refused))
+            case wire.Snapped():
+                pass  # too late: we had given it up, and the copy is killed as whatever a run leaves
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 
@@ -288,6 +285,16 @@ class Conduct:
             await self._kernel.send(message)
         if waiting.cancelled_caught:
             self._lose("it does not read what it asks for")
+
+    async def _show(self, message: wire.Shown | wire.Cleared) -> None:
+        match message:
+            case wire.Shown():
+                display = self.shelf.add(message)
+                is_result = message.kind == "result"
+                await self._tell(Displayed(display=display, update=message.update, result=is_result, run=self._run_id))
+            case wire.Cleared():
+                self.shelf.clear(wait=message.wait)
+                await self._tell(DisplaysCleared(wait=message.wait))
 
     async def _answer(self, ask: Ask) -> None:
         """Beside the reading: who waits for an answer can still be interrupted, run out of time, or die."""

@@ -60,6 +60,8 @@ class LocalNode:
 
     def __init__(self, home: Home, tree: cgroups.Tree) -> None:
         self.tree = tree
+        self.rest = anyio.Semaphore(2 * (os.cpu_count() or 1))
+        """Held by whoever puts a session to rest: hundreds at once would each take longer than we are patient."""
         self._home = home
         self._keeper: Line | None = None
         self._zygotes: dict[str, Line] = {}

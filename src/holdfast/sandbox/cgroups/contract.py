@@ -26,6 +26,8 @@ _SMALLEST_QUOTA_US = 1_000  # the kernel refuses less
 
 # A pidfd per victim is open while it is killed; a fork bomb must not use up our descriptors.
 _VICTIMS_AT_ONCE = 128
+DEATH_S = 30.0
+"""How long a process may take to die: with hundreds of sessions at work on two cores it is seconds."""
 _FREEZE_PATIENCE_S = 0.2
 _DEATH_PATIENCE_S = 0.1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -158,11 +160,11 @@ class Cgroup(ABC):
     def remove(self) -> None:
         """Remove the empty cgroup. Its processes must have been killed before."""
 
-    def kill_except(self, keep: Collection[int], *, deadline_s: float = 5.0) -> list[Killed]:
+    def kill_except(self, keep: Collection[int], *, deadline_s: float = DEATH_S) -> list[Killed]:
         """Kill every process but these and say what was killed. Leaves the cgroup thawed if it killed."""
         return self._kill(self.pids, keep, deadline_s)
 
-    def kill_all(self, *, deadline_s: float = 5.0) -> None:
+    def kill_all(self, *, deadline_s: float = DEATH_S) -> None:
         self._kill(self.pids, (), deadline_s)
 
     def _kill(self, listing: Callable[[], list[int]], keep: Collection[int], deadline_s: float) -> list[Killed]:

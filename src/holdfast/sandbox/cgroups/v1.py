@@ -15,6 +15,7 @@ import time
 
 from holdfast.sandbox.cgroups import delegation, kernfs
 from holdfast.sandbox.cgroups.contract import (
+    DEATH_S,
     Cgroup,
     CgroupUnavailable,
     Limits,
@@ -195,7 +196,7 @@ class V1Cgroup(Cgroup):
     def pids(self) -> list[int]:
         return kernfs.pids_in(self._freezer)
 
-    def kill_all(self, *, deadline_s: float = 5.0) -> None:
+    def kill_all(self, *, deadline_s: float = DEATH_S) -> None:
         # In any hierarchy: a process may have been caught while it was joining them.
         self._kill(self._everyone, (), deadline_s)
 

@@ -21,6 +21,7 @@ import time
 from holdfast.sandbox.cgroups import delegation, kernfs
 from holdfast.sandbox.cgroups.contract import (
     CPU_PERIOD_US,
+    DEATH_S,
     Cgroup,
     CgroupUnavailable,
     Limits,
@@ -227,7 +228,7 @@ class V2Cgroup(Cgroup):
     def pids(self) -> list[int]:
         return kernfs.pids_in(self._path)
 
-    def kill_all(self, *, deadline_s: float = 5.0) -> None:
+    def kill_all(self, *, deadline_s: float = DEATH_S) -> None:
         try:
             kernfs.write(f"{self._path}/cgroup.kill", 1)
         except FileNotFoundError:  # before Linux 5.14

@@ -11,7 +11,7 @@ import signal
 import time
 from pathlib import Path
 
-from holdfast.sandbox.cgroups.contract import Cgroup, Limits, Tree, check_name, send_signal
+from holdfast.sandbox.cgroups.contract import DEATH_S, Cgroup, Limits, Tree, check_name, send_signal
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -74,7 +74,7 @@ class WatchdogCgroup(Cgroup):
             return []
         return [pid for pid in _family(self._pid1) if _state(pid) not in _DEAD]
 
-    def kill_all(self, *, deadline_s: float = 5.0) -> None:
+    def kill_all(self, *, deadline_s: float = DEATH_S) -> None:
         # The others first: in a pid namespace they would die with pid 1 anyway, but without one
         # they would be orphans that nobody finds again.
         self._kill(self.pids, {self._pid1}, deadline_s)
