@@ -55,6 +55,8 @@ class Kernel:
         self.turn = 0
         """Counts requests. A reply names the one it ends, so that a forged or belated one ends no other."""
         self.snapshot: Snapshot | None = None
+        self.owes_snapped = 0
+        """Answers that may still come, to what we have given up."""
         self._wake = wake
         self._trace = trace
         os.set_blocking(trace, False)
@@ -199,6 +201,7 @@ class Kernel:
                 if sleeper is None:
                     return "the snapshot ended before it slept"
         except TimeoutError:
+            self.owes_snapped += 1
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
             await self._bury(before)

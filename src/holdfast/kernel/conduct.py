@@ -274,8 +274,8 @@ class Conduct:
             case wire.Saving():
                 refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
                 await self._reply(wire.SavedReply(refused=refused))
-            case wire.Snapped():
-                pass  # too late: we had given it up, and the copy is killed as whatever a run leaves
+            case wire.Snapped() if self._kernel.owes_snapped:
+                self._kernel.owes_snapped -= 1  # the copy is killed, as whatever a run leaves
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 
