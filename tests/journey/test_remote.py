@@ -273,7 +273,7 @@ def test_who_does_not_wait_for_his_session_leaves_none(server: Any) -> None:
     before = sessions()
     asyncio.run(go_away())
     wait_until(lambda: not engine._running()._under_way)
-    assert sessions() == before
+    wait_until(lambda: sessions() == before)
 
 
 def test_ctrl_c_interrupts_the_cell_at_the_server(server: Any) -> None:
