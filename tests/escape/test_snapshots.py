@@ -344,6 +344,18 @@ def test_snapped_and_woken_have_no_place_in_a_run(session: Session, message: str
     assert_protected(session)
 
 
+def test_an_answer_to_a_snapshot_that_was_given_up_costs_nothing_and_only_one_may_come(session: Session) -> None:
+    session.run("x = 1")
+    kernel = session._session._transport._session.computer.now.kernel
+    kernel.owes_snapped = 1
+    late = "from holdfast.kernel import wire\nget_ipython().sink.send(wire.Snapped(pid=1))\n"
+
+    assert in_time(session, late + "x").text == "1"
+    assert kernel.owes_snapped == 0
+    assert in_time(session, late + "time.sleep(20)").error.code == "killed"
+    assert in_time(session, "x").text == "1"
+
+
 @pytest.mark.parametrize(
     "message",
     [
