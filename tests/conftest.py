@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("HOLDFAST_HOME", str(Path(__file__).parents[1] / ".home"))
+# A shell starts what runs in its background with SIGINT ignored, and so Python finds it; tests interrupt themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _home_of_worker(shared: Path, worker: str) -> Path:
