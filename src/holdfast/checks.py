@@ -14,6 +14,14 @@ from holdfast.kernel import wire
 from holdfast.mappings import shared_writable_mappings as shared_writable_mappings
 from holdfast.records import Change, Check, FileEntry, Input
 
+MAPPINGS = "shared mappings"
+_OF_SQLITE = "-shm"
+"""How SQLite names what a database in WAL mode keeps mapped for as long as a connection is open."""
+_CLOSE_SQLITE = (
+    "close the SQLite connection before the code ends, or keep the database out of WAL mode "
+    "(pragma journal_mode = delete): then a connection may stay open"
+)
+_CLOSE_MAPPING = "flush and close the mapping (del the numpy.memmap and whatever looks into it) before the code ends"
 _MAX_NAMED = 10
 _MAX_DETAIL = 1_000
 _MAX_NAME = 200
@@ -56,11 +64,12 @@ def from_mappings(found: Sequence[str]) -> list[Check]:
     """Of what `shared_writable_mappings` found."""
     if not found:
         return []
-    detail = (
-        f"still mapped for writing: {_few(found)}. Such memory writes past every commit and rollback: "
-        "flush and close the mapping (del the numpy.memmap and whatever looks into it) before the code ends"
-    )
-    return [Check(name="shared mappings", ok=False, detail=detail)]
+    of_sqlite = [path for path in found if path.endswith(_OF_SQLITE)]
+    ways = [_CLOSE_SQLITE] if of_sqlite else []
+    ways += [_CLOSE_MAPPING] if len(of_sqlite) < len(found) else []
+    why = "Such memory writes past every commit and rollback"
+    detail = f"still mapped for writing: {_few(found)}. {why}: {'; '.join(ways)}"
+    return [Check(name=MAPPINGS, ok=False, detail=detail)]
 
 
 def from_disturbances(

@@ -90,11 +90,13 @@ def in_data(changes: list[Change]) -> list[Change]:
 
 
 def verification_error(checks: list[Check]) -> RunError:
+    mapped = any(check.name == checking.MAPPINGS and not check.ok for check in checks)
+    way = "close what is still mapped" if mapped else "declare what the code really makes, or make the code do it"
     return RunError(
         code="verification",
         name="VerificationFailed",
         message=checking.reason(checks),
-        hint="run.checks has each check; declare what the code really makes, or make the code do it",
+        hint=f"run.checks has each check; {way}",
     )
 
 

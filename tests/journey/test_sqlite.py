@@ -29,6 +29,27 @@ def test_a_connection_goes_on_over_commits_and_rollbacks(session: Session, tmp_p
     assert rows(session.download("a.db", tmp_path)) == [(0,), (1,)], "the old content was kept, not written over"
 
 
+def test_in_wal_mode_a_connection_left_open_fails_verification_and_says_how_to_go_on(session: Session) -> None:
+    wal = OPEN.replace("db.execute('create", "db.execute('pragma journal_mode = wal')\ndb.execute('create")
+    run = session.run(wal)
+
+    assert run.error is not None
+    assert (run.status, run.error.code, run.memory, session.files()) == ("rolled_back", "verification", "restored", [])
+    assert "/mnt/data/a.db-shm" in run.error.message
+    assert "close the SQLite connection before the code ends" in run.error.message
+    assert "numpy" not in run.error.message
+    assert run.recovery is not None
+    assert "mend what the check names" in run.recovery.text
+
+    assert session.run(f"{wal}\ndb.close()").status == "committed"
+    assert session.run("db = sqlite3.connect('a.db'); db.execute('select x from t').fetchall()").status == "rolled_back"
+    out_of_it = "db = sqlite3.connect('a.db'); db.execute('pragma journal_mode = delete').fetchall()"
+    assert session.run(out_of_it).status == "committed"
+    assert session.run(INSERT.format(1)).text == "[(0,), (1,)]"
+    assert session.run(INSERT.format(2) + "\n1 / 0").status == "rolled_back"
+    assert session.run(INSERT.format(3)).text == "[(0,), (1,), (3,)]"
+
+
 def rows(path: Path) -> list[tuple[int]]:
     db = sqlite3.connect(path)
     try:

@@ -174,6 +174,16 @@ def test_a_file_mapped_for_shared_writing_is_found_and_fails(tmp_path: Path) -> 
     assert "del the numpy.memmap" in checks.reason(checks.from_mappings(found))
 
 
+def test_what_sqlite_maps_is_told_from_what_the_code_maps() -> None:
+    both = checks.reason(checks.from_mappings(["/mnt/data/a.db-shm", "/mnt/data/a.bin"]))
+    sqlite = checks.reason(checks.from_mappings(["/mnt/data/a.db-shm"]))
+
+    assert "close the SQLite connection" in sqlite
+    assert "numpy" not in sqlite
+    assert "close the SQLite connection" in both
+    assert "del the numpy.memmap" in both
+
+
 def test_no_mapping_is_no_check(tmp_path: Path) -> None:
     with mapping(tmp_path / "a.bin", flags=mmap.MAP_PRIVATE) as private:
         assert checks.shared_writable_mappings([private]) == []
