@@ -44,6 +44,8 @@ class Books:
         self.losses: list[Lost] = []
         self.open: dict[str, list[AnyRecord]] = {}
         """The records of runs that are not settled."""
+        self.executed: set[str] = set()
+        """Of those, the runs whose code has ended: the journal hears of it together with what was verified."""
         self.recent: list[tuple[int, Sequence[Change]]] = []
         """What the latest versions changed in the files, oldest first: how to walk back."""
         self.oldest = 0

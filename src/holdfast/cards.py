@@ -3,11 +3,11 @@
 Everything on a card comes from the caller or from guests: no text on it can break its line or steer a terminal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from holdfast.records import Finding, Flow, Input, RunCard
+from holdfast.records import AnyRecord, Executed, Finding, Flow, Input, RunCard, Settled, Stage, Verified
 
 MOST_LINES = 15
 _MOST_WIDE = 160
@@ -31,6 +31,26 @@ def render(card: RunCard) -> str:
     lines += [f"{label:<8} {text}" for label, text in _facts(card) if text]
     lines += _findings(card.findings, room=MOST_LINES - len(lines))
     return "\n".join(_clipped(line, _MOST_WIDE) for line in lines)
+
+
+def as_far(card: RunCard, records: Iterable[AnyRecord]) -> RunCard:
+    """The card of a run, at the stage that its records say it has passed."""
+    stage = card.stage
+    for record in records:
+        stage = _stage_after(record) or stage
+    return msgspec.structs.replace(card, stage=stage)
+
+
+def _stage_after(record: AnyRecord) -> Stage | None:
+    match record:
+        case Executed():
+            return "executed"
+        case Verified():
+            return "verified"
+        case Settled():
+            return record.status
+        case _:
+            return None
 
 
 def to_json(card: RunCard) -> str:

@@ -12,6 +12,7 @@ Area = Literal["data", "tmp", "home"]
 """Which subtree of a session's disk: /mnt/data, /tmp or $HOME. Only the first is in manifests and receipts."""
 Kind = Literal["file", "directory", "symlink", "fifo", "socket"]
 Status = Literal["committed", "rolled_back", "kept", "rehearsed"]
+Stage = Literal["planned", "executed", "verified", "committed", "kept", "rolled_back", "rehearsed"]
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,7 +91,8 @@ class RunCard(Noun, frozen=True, kw_only=True):
     code_sha256: str
     base: str
     """The CKPT that it was planned against."""
-    stage: Literal["planned", "executed", "verified", "committed", "kept", "rolled_back", "rehearsed"] = "planned"
+    stage: Stage = "planned"
+    """What the run has passed; the last is how it ended."""
     key: str | None = None
     attempt: int = 1
     inputs: list[Input] = []

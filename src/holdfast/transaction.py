@@ -96,8 +96,12 @@ class _Transaction:
         crashpoint("run.planned")
         execution = await self._execute(emit, ask)
         crashpoint("run.executed")
-        with anyio.CancelScope(shield=True):
-            ended = await self._end(execution)
+        self.books.executed.add(self.id)
+        try:
+            with anyio.CancelScope(shield=True):
+                ended = await self._end(execution)
+        finally:
+            self.books.executed.discard(self.id)
         if execution.given_up is not None:
             raise execution.given_up
         return ended

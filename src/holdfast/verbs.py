@@ -8,7 +8,7 @@ from typing import Any, TypedDict, get_args
 import anyio.to_thread
 import msgspec
 
-from holdfast import expectations, recovery, transaction, workfiles
+from holdfast import cards, expectations, recovery, transaction, workfiles
 from holdfast.api import RunRecord
 from holdfast.books import Books
 from holdfast.errors import InvalidSetting, RunUnknown, SessionHalted
@@ -161,13 +161,17 @@ async def record(books: Books, run: str) -> RunRecord:
     """A run as the journal has it."""
 
     def read(store: Store) -> RunRecord | None:
-        planned = next((each for each in store.records(run) if isinstance(each, Planned)), None)
+        records = store.records(run)
+        planned = next((each for each in records if isinstance(each, Planned)), None)
         if planned is None or planned.card.session != books.session:
             return None
         receipts = store.receipt(run)
         sealed = receipt(receipts[-1].envelope) if receipts else None
         entry = workfiles.history_entry(store, run)
-        return RunRecord(entry=entry, card=planned.card, code=planned.code, receipt=sealed)
+        card = cards.as_far(planned.card, records)
+        if card.stage == "planned" and run in books.executed:
+            card = msgspec.structs.replace(card, stage="executed")
+        return RunRecord(entry=entry, card=card, code=planned.code, receipt=sealed)
 
     if (found := await books.read(read)) is None:
         raise RunUnknown(f"{run!r} is no run of session {books.session}", hint="history() lists them")

@@ -123,6 +123,7 @@ def test_a_run_is_shown_with_card_outcome_outputs_and_receipt(alone: Path, kept:
     assert "receipt  1 · sha256 " in shown
     assert shown.endswith("depth = 7\n")
     assert (told["card"]["run"], told["entry"]["version"], told["receipt"]["number"]) == (run, 1, 1)
+    assert told["card"]["stage"] == "committed"
 
 
 def test_what_a_run_printed_is_there_the_latest_by_default(alone: Path, kept: str) -> None:

@@ -97,6 +97,23 @@ def test_a_run_is_told_event_by_event(http: httpx2.Client, at: str) -> None:
     assert [entry["run"] for entry in http.get(f"{at}/history").json()] == [done["id"]]
 
 
+def test_a_card_is_at_the_stage_that_its_run_has_passed(http: httpx2.Client, at: str) -> None:
+    asserted = "all([__import__('time').sleep(2), True])"
+    seen = []
+    with following(http, at, "print('on', flush=True); import time; time.sleep(1)", asserts=[asserted]) as told:
+        card = f"{at}/runs/{next(told)['run']}/card"
+        next(told)
+        seen.append(http.get(card).json().get("stage", "planned"))
+        until(lambda: http.get(card).json().get("stage") == "executed")  # and is being verified
+        done = list(told)[-1]["run"]
+    failed = run(http, at, "1 / 0")
+
+    assert (seen, done["status"], done["checks"][0]["ok"]) == (["planned"], "rolled_back", False)
+    assert [http.get(f"{at}/runs/{each['id']}/card").json()["stage"] for each in (done, failed)] == ["rolled_back"] * 2
+    committed = run(http, at, "x = 1")
+    assert http.get(f"{at}/runs/{committed['id']}").json()["card"]["stage"] == committed["card"]["stage"] == "committed"
+
+
 def test_events_come_as_sse_and_as_msgpack_to_who_asks_for_them(http: httpx2.Client, at: str) -> None:
     asked = {"code": "print('a')"}
     sse = http.post(f"{at}/runs", json=asked, headers={"accept": "text/event-stream"})

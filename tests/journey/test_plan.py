@@ -68,6 +68,21 @@ def test_what_was_planned_is_what_is_run_and_once(session: Session, where: dict[
         other.run(session.plan("1"))
 
 
+@pytest.mark.parametrize(
+    ("code", "options", "stage"),
+    [
+        ("x = 1", {}, "committed"), ("1 / 0", {}, "rolled_back"), ("if", {}, "rolled_back"),
+        ("nothing", {"preflight": "block"}, "rolled_back"), ("x = 2\n1 / 0", {"mode": "notebook"}, "kept"),
+        ("x = 3", {"rehearse": True}, "rehearsed"), ("x = 4", {"outputs": ["none"]}, "rolled_back"),
+    ],
+)  # fmt: skip
+def test_the_card_of_a_run_says_how_it_ended(session: Session, code: str, options: Any, stage: str) -> None:
+    run = session.run(code, **options)
+
+    assert (run.status, run.card.stage) == (stage, stage)
+    assert f"· {stage}" in cards.render(run.card).splitlines()[0]
+
+
 def test_a_plan_holds_only_for_the_state_it_was_made_on(session: Session) -> None:
     card = session.plan("y = 1")
     ok(session.run("x = 1"))

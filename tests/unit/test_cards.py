@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast import cards
-from holdfast.records import Finding, Flow, Input, RunCard
+from holdfast.records import AnyRecord, Executed, Finding, Flow, Input, Planned, RunCard, Saved, Settled, Verified
 
 PLAIN = RunCard(
     run="run_7", session="s1", goal="sum up sales", code_sha256="ab" * 32, base="CKPT-s1-g1-v3-0123456789ab"
@@ -77,6 +77,18 @@ def test_json_has_every_field() -> None:
 
     assert set(parsed) == set(PLAIN.__struct_fields__)
     assert (parsed["stage"], parsed["key"], parsed["inputs"]) == ("planned", None, [])
+
+
+def test_a_card_is_at_the_stage_of_the_last_record() -> None:
+    planned = Planned(run="r", at=1.0, card=PLAIN, code="")
+    saved = Saved(run="r", at=1.5, files=[])
+    executed = Executed(run="r", at=2.0, error_code=None, duration_s=1.0)
+    verified = Verified(run="r", at=3.0, status="kept", version=1, stage="", changes=[], names={}, receipt=b"")
+    settled = Settled(run="r", at=4.0, status="kept", version=1, ckpt="")
+    records: list[AnyRecord] = [planned, saved, executed, verified, settled]
+
+    stages = [cards.as_far(PLAIN, records[: n + 1]).stage for n in range(len(records))]
+    assert stages == ["planned", "planned", "executed", "verified", "kept"]
 
 
 @pytest.mark.parametrize("card", [PLAIN, FULL])

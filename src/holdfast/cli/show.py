@@ -81,7 +81,7 @@ def run_of(home: Path, session: str, typed: str) -> RunShown:
         planned = next(record for record in records if isinstance(record, Planned))
         receipts = store.receipt(run)
         return RunShown(
-            card=planned.card, code=planned.code, entry=history_entry(store, run),
+            card=cards.as_far(planned.card, records), code=planned.code, entry=history_entry(store, run),
             executed=next((record for record in records if isinstance(record, Executed)), None),
             outputs=[change for record in records if isinstance(record, Verified) for change in record.changes],
             receipt=receipt(receipts[-1].envelope) if receipts else None,
@@ -125,8 +125,7 @@ def _session_lines(found: Standing) -> Iterator[str]:
 
 def _run_lines(found: RunShown) -> Iterator[str]:
     entry, executed = found.entry, found.executed
-    stage = found.card.stage if entry is None else entry.status
-    yield cards.render(msgspec.structs.replace(found.card, stage=stage))
+    yield cards.render(found.card)
     if entry is None:
         yield "outcome  under way, or left by a host that died: the next owner of the home settles it"
     else:
