@@ -6,6 +6,7 @@ version of its own, and it is settled as rolled back.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from holdfast.books import Books
 from holdfast.errors import DiskFailed
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
-from holdfast.records import AnyRecord, Change, Executed, Planned, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import publish
 from holdfast.resources.restoring import fill_stage, plan_restore
@@ -70,16 +71,18 @@ async def settle(
     *,
     reason: str = INTERRUPTED,
     blame: Blame = "system",
+    checks: Sequence[Check] = (),
     result: bytes = b"",
     redo: bool = False,
     same_inode: frozenset[Parts] = frozenset(),
 ) -> Settlement:
-    """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is."""
+    """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is, and `checks` what was
+    found before that."""
     told = story(books.open[run])
     if told.verified is not None:
         settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
     else:
-        settlement = await _roll_back(books, told, reason=reason, blame=blame, result=result)
+        settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, result=result)
     del books.open[run]
     books.tell(settlement.settled)
     return settlement
@@ -164,7 +167,9 @@ def state_after(state: State, verified: Verified) -> State:
 # -- back --------------------------------------------------------------------------------------------------------
 
 
-async def _roll_back(books: Books, told: Story, *, reason: str, blame: Blame, result: bytes) -> Settlement:
+async def _roll_back(
+    books: Books, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check], result: bytes
+) -> Settlement:
     """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
     planned, before = told.planned, books.state
     saved, writes = before, list[AnyWrite]()
@@ -176,7 +181,7 @@ async def _roll_back(books: Books, told: Story, *, reason: str, blame: Blame, re
         receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
-    receipt = seal(statement(_facts_rolled_back(saved, told, reason=reason, blame=blame)), books.key)
+    receipt = seal(statement(_facts_rolled_back(saved, told, reason=reason, blame=blame, checks=checks)), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
     await books.journal.append(
@@ -298,10 +303,12 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
     )
 
 
-def _facts_rolled_back(state: State, told: Story, *, reason: str, blame: Blame) -> RunFacts:
+def _facts_rolled_back(state: State, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check]) -> RunFacts:
     facts = facts_of(told.planned, told.executed, state, state)
     steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
-    return msgspec.structs.replace(facts, status="rolled_back", reason=reason, blame=blame, saved=steps)
+    return msgspec.structs.replace(
+        facts, status="rolled_back", reason=reason, blame=blame, checks=list(checks), saved=steps
+    )
 
 
 def _facts_saved(before: State, after: State, told: Story, changes: list[Change]) -> RunFacts:

@@ -25,7 +25,7 @@ from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Run, RunError
 from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
-from holdfast.records import Change, Executed, Finding, Planned, RunCard, Settled, Verified
+from holdfast.records import Change, Check, Executed, Finding, Planned, RunCard, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
@@ -289,6 +289,7 @@ class _Transaction:
         settlement = await self._settle_back(
             reason=f"{error.name}: {error.message}",
             blame="system" if execution is not None and execution.given_up is not None else "user",
+            checks=verdict.checks,
             result=once.encode(ended, self.request),
         )
         if settlement.saved:
@@ -299,16 +300,16 @@ class _Transaction:
             saved=settlement.saved,
         )  # fmt: skip
 
-    async def _settle_back(self, *, reason: str, blame: Blame, result: bytes) -> Settlement:
+    async def _settle_back(self, *, reason: str, blame: Blame, checks: list[Check], result: bytes) -> Settlement:
         try:
-            return await settle(self.books, self.id, reason=reason, blame=blame, result=result)
+            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, result=result)
         except DiskFull:
             await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
                 self._begin()
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_nowait(*self.books.note(self.done))
-            return await settle(self.books, self.id, reason=reason, blame=blame, result=result)
+            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, result=result)
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ def failed(session: Session, run: Run, *, check: str, because: str) -> None:
     assert run.recovery is not None
     assert run.recovery.code == "verification"
     assert "Cause: VerificationFailed" in run.recovery.text
+    assert run.receipt is not None
+    assert run.receipt.facts().checks == run.checks
     assert session.files() == []
 
 
