@@ -86,6 +86,14 @@ def from_disturbances(
     return []
 
 
+def from_strangers(strange: Sequence[str]) -> list[Check]:
+    """Files that the run read or replaced, and that were not what was committed."""
+    if not strange:
+        return []
+    detail = f"changed on the host since they were committed, by no run: {_few(strange)}"
+    return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
+
+
 def passed(checks: Iterable[Check]) -> bool:
     return all(check.ok for check in checks)
 

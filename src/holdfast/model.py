@@ -124,7 +124,8 @@ class Run(Noun, frozen=True):
     saved: list[str]
     """Files that the code itself saved on the way: they are kept whatever became of the run."""
     outside: list[str]
-    """Files that changed since the run before, while nothing was running."""
+    """Files that changed since the run before, while nothing was running: by threads; and, of those that the run reads
+    or replaces, by somebody on the host."""
     attempt: int
     replayed: bool
     """The answer of an earlier run with the same key; nothing was executed."""

@@ -146,6 +146,8 @@ def _publish_files(books: Books, verified: Verified, after: State, *, redo: bool
             hint="make room for it there, and run any holdfast command in it again: it finishes what was begun",
         ) from error
     workspace.census = None  # as it was before this
+    if workspace.shared is None:
+        workspace.intact.remember(verified.changes)
     crashpoint("settle.published")
     write_manifest(books, after)
     crashpoint("settle.manifest.written")
@@ -203,6 +205,8 @@ def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
     stage = books.workspace.stage_path(books.workspace.new_stage())
     fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
     publish(stage, books.workspace.files, changes, books.blobs, redo=True)
+    if books.workspace.shared is None:
+        books.workspace.intact.remember(changes)
     write_manifest(books, after)
     crashpoint("settle.saved.after")
 

@@ -34,7 +34,7 @@ from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, check_text, new_id
 from holdfast.settling import Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.statements import statement
-from holdfast.verification import Verdict, changed_outside, touched, verify
+from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
 
 _MOST_NAMES = 10_000
 _NAME_LENGTH = 200
@@ -57,7 +57,7 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     _refuse_nonsense(session, request)
     await session.wait_settled()
     await recovery.refuse_if_moved(session.books, request.expect)
-    return _card(session, request, run=new_id("run"), attempt=1)
+    return (await as_found(session.books, _card(session, request, run=new_id("run"), attempt=1)))[0]
 
 
 class _Transaction:
@@ -86,7 +86,9 @@ class _Transaction:
         """All of it, in order."""
         await recovery.refuse_if_moved(self.books, self.request.expect)
         self.outside = await changed_outside(self.books, self.computer)
-        self.card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
+        card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
+        self.card, strange = await as_found(self.books, card)
+        self.outside += strange
         if self.request.rehearse:
             return await self._rehearse(emit)
         self._begin()
@@ -159,6 +161,7 @@ class _Transaction:
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
             return await self._end_rolled_back(execution, error, untouched)
         verdict = await verify(self.books, self.computer, self.request, self.card)
+        self.outside += [path for path in verdict.strange if path not in self.outside]
         crashpoint("run.verified")
         if not verdict.passed:
             return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)

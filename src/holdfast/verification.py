@@ -6,6 +6,7 @@ frozen, and what it wrote is read from its layer and hashed: nobody can change i
 
 import os
 import stat
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.paths import to_bytes, to_text
 from holdfast.planning import RunRequest
-from holdfast.records import Change, Check, FileEntry, RunCard
+from holdfast.records import Change, Check, FileEntry, Input, RunCard
 from holdfast.resources.descent import Cursor, Parts
 from holdfast.resources.layers import Unreadable, read_changes
 from holdfast.sandbox.mounts import DIRECTORIES
@@ -32,6 +33,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[Check] = []
     answered: bool = True
     """The guest did, when it was to try something."""
+    strange: list[str] = []
+    """Files that it read or replaced and that were not what was committed: see `resources.intact`."""
 
     @property
     def passed(self) -> bool:
@@ -44,7 +47,8 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
     if not answered:
         return Verdict(checks=probed, answered=False)
     if not computer.has_changes():
-        return Verdict(checks=[*_compare(books, request, card, []), *await _disturbances(books, card, []), *probed])
+        found = await _compared(books, request, card, [])
+        return msgspec.structs.replace(found, checks=[*found.checks, *probed])
     if not await computer.hold():
         return Verdict(checks=[Check(name="files", ok=False, detail="a process that does not stop may still write")])
     kernel = computer.kernel.pid  # strays are dead, and its snapshot sleeps
@@ -53,8 +57,46 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
         changes = await changes_of(books, computer)
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
+    found = await _compared(books, request, card, changes)
+    return msgspec.structs.replace(found, changes=changes, checks=[*mapped, *found.checks, *probed])
+
+
+async def _compared(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> Verdict:
+    """With what was declared and forecast, and with what others did to the same files."""
+    replaced = [change.path for change in changes if change.before and change.area == "data"]
+    strange = list(await changed_on_host(books, [*_named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
-    return Verdict(changes=changes, checks=[*mapped, *_compare(books, request, card, changes), *disturbed, *probed])
+    found = [*_compare(books, request, card, changes), *checks.from_strangers(strange), *disturbed]
+    return Verdict(checks=found, strange=strange)
+
+
+async def changed_on_host(books: Books, paths: list[str]) -> dict[str, FileEntry | None]:
+    """Of these files, those that are not what was committed, and what is there instead."""
+    if not paths or books.workspace.shared is not None:  # there, `census` tells
+        return {}
+    intact, known = books.workspace.intact, books.state.files
+    unsure = intact.unsure(paths, known)
+    return await books.in_thread(lambda: intact.strange(unsure, known)) if unsure else {}
+
+
+async def as_found(books: Books, card: RunCard) -> tuple[RunCard, list[str]]:
+    """The card with its inputs as they are on disk; and those that somebody has changed there since."""
+    there = await changed_on_host(books, _named(card))
+    if not there:
+        return card, []
+    inputs, forecast = ([_found(one, there) for one in given] for given in (card.inputs, card.forecast_inputs))
+    return msgspec.structs.replace(card, inputs=inputs, forecast_inputs=forecast), list(there)[:_MOST_NAMED]
+
+
+def _named(card: RunCard) -> list[str]:
+    return [one.path for one in (*card.inputs, *card.forecast_inputs)]
+
+
+def _found(given: Input, there: Mapping[str, FileEntry | None]) -> Input:
+    if given.path not in there:
+        return given
+    entry = there[given.path]
+    return Input(path=given.path, sha256=entry.sha256, bytes=entry.bytes) if entry else Input(path=given.path)
 
 
 async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> list[Check]:

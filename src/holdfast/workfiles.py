@@ -33,7 +33,7 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Settlement, facts_of, settle, state_after
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
-from holdfast.verification import changed_outside
+from holdfast.verification import changed_on_host, changed_outside
 
 _MOST_RUNS = 1_000
 """That are asked which names they bound."""
@@ -188,6 +188,8 @@ async def _change(session: LiveSession, *, kind: Literal["write", "restore"], go
             session.books.journal.append_nowait(*session.books.note(planned))
             crashpoint("write.planned")
             stage, changes = await _staged(session, planned, fill)
+            replaced = [change.path for change in in_data(changes) if change.before]
+            outside += await changed_on_host(session.books, replaced)
             settlement = await _commit(session, planned, stage, changes)
     return Written(
         id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,

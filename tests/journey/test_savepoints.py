@@ -134,3 +134,15 @@ def test_threads_can_save_and_children_cannot(session: Session) -> None:
     run = session.run(dedent(code))
 
     assert (run.stdout, run.saved) == ("7\n", [str(n) for n in range(8)])
+
+
+def test_what_the_code_does_to_a_saved_file_afterwards_counts_if_it_commits(session: Session) -> None:
+    save = "import os\nfrom holdfast import kit\nfor name in 'ab':\n    open(name, 'w').write('1'); kit.save(name)\n"
+    change = "os.remove('a'); open('b', 'w').write('2')\n"
+
+    assert session.run(f"{save}{change}1 / 0").saved == ["a", "b"]
+    assert contents(session) == {"a": b"1", "b": b"1"}  # a version of its own: nothing of the rest happened
+    run = ok(session.run(save + change))
+    assert (run.saved, run.version, contents(session)) == (["a", "b"], 2, {"b": b"2"})
+    assert run.receipt is not None
+    assert (run.receipt.facts().kind, run.receipt.facts().saved) == ("cell", ["step 1", "step 2"])

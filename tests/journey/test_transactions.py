@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import AsyncSession, Run, Session
 from holdfast.cli.verify import check_session
+from holdfast.config import default_home
 from holdfast.model import Step
 
 TRANSPORTS = True
@@ -368,6 +369,43 @@ def test_what_a_thread_wrote_between_two_runs_is_named(session: Session) -> None
     assert set(run.outside) <= {change.path for change in run.outputs}
     assert session.write("f", "x").outside
     assert not [stray for stray in run.strays if stray.kind == "process"]
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_what_somebody_changed_on_the_host_is_named_and_no_receipt_has_a_false_digest(session: Session) -> None:
+    for name in ("read.txt", "replaced.txt", "gone.txt", "left.txt"):
+        session.write(name, "committed")
+    committed = default_home() / "sessions" / session.id / "files" / "data"
+    ok(session.run("open('read.txt').read()"))
+    for name in ("read.txt", "replaced.txt", "left.txt"):
+        (committed / name).write_text("edited")
+    (committed / "gone.txt").unlink()
+    (committed / "new.txt").write_text("added")
+
+    read = ok(session.run("[open(name).read() for name in ('read.txt', 'new.txt')]", inputs=["gone.txt"]))
+    assert (read.text, read.outside) == ("['edited', 'added']", ["gone.txt", "new.txt", "read.txt"])
+    assert read.receipt is not None
+    told = read.receipt.facts()
+    assert {given.path: given.sha256 for given in told.inputs} == {
+        "gone.txt": "", "read.txt": hashlib.sha256(b"edited").hexdigest(),
+        "new.txt": hashlib.sha256(b"added").hexdigest(),
+    }  # fmt: skip
+    (check,) = [check for check in told.checks if check.name == "outside"]
+    assert "changed on the host since they were committed, by no run: gone.txt, new.txt, read.txt" in check.detail
+
+    assert ok(session.run("n = 1")).outside == []  # it has to do with none of them
+    assert ok(session.run("path = 'replaced' + str('.txt'); open(path, 'w').write('anew')")).outside == ["replaced.txt"]
+    assert ok(session.run("open('replaced.txt').read()")).outside == []
+    assert session.write("left.txt", "anew").outside == ["left.txt"]
+    assert session.plan("open('read.txt')").forecast_inputs[0].sha256 == hashlib.sha256(b"edited").hexdigest()
+
+
+def test_files_that_only_look_changed_are_not_named(session: Session) -> None:
+    session.write("a.txt", "1")
+    ok(session.run("import os; os.link('a.txt', 'b.txt')"))
+    ok(session.run("os.remove('b.txt'); os.utime('a.txt', (0, 0)); os.chmod('a.txt', 0o400)"))
+
+    assert ok(session.run("open('a.txt').read()", inputs=["b.txt", "none.txt"])).outside == []
 
 
 def test_a_thread_that_writes_to_an_open_file_never_touches_what_is_committed(session: Session) -> None:

@@ -49,7 +49,7 @@ class Census(msgspec.Struct, frozen=True, kw_only=True):
 
     def disturbed(self) -> set[str]:
         """Files that somebody has changed, added or removed since; a look at the signs alone."""
-        now = {to_text(b"/".join(parts)): _sign(status) for parts, status in _look(self.directory)}
+        now = {to_text(b"/".join(parts)): sign_of(status) for parts, status in _look(self.directory)}
         return {path for path in now.keys() | self.signs.keys() if now.get(path) != self.signs.get(path)}
 
 
@@ -64,7 +64,7 @@ def take(directory: Path, cache: Path | None = None) -> Census:
         signs, fresh = dict[str, Sign](), list[tuple[Parts, Sign]]()
         for parts, status in _look(directory):
             path = to_text(b"/".join(parts))
-            signs[path] = _sign(status)
+            signs[path] = sign_of(status)
             if path not in known or known[path].sign != signs[path]:
                 fresh.append((parts, signs[path]))
         if not fresh:
@@ -100,7 +100,7 @@ def _files(cursor: Cursor) -> Iterator[tuple[Parts, os.stat_result]]:
             yield parts, status
 
 
-def _sign(status: os.stat_result) -> Sign:
+def sign_of(status: os.stat_result) -> Sign:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -116,7 +116,7 @@ def _hash(directory: Path, wanted: list[tuple[Parts, Sign]]) -> dict[str, Hashed
             path = to_text(b"/".join(parts))
             try:
                 file = _open(cursor, parts)
-                now = _sign(os.fstat(file))
+                now = sign_of(os.fstat(file))
                 hasher.add(file)
             except PermissionError:
                 found[path] = Hashed(sign, "")

@@ -25,6 +25,7 @@ import msgspec
 from holdfast import durable
 from holdfast.resources.census import Census
 from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
+from holdfast.resources.intact import Intact
 from holdfast.sandbox.mounts import DIRECTORIES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,6 +47,7 @@ class Workspace:
         self.files = Tree(path / "files", shared, identity)
         self.census: Census | None = None
         """The shared directory as it was when the run began; None: nobody has looked since it was published to."""
+        self.intact = Intact(self.files)
         self._guest: int | None = None
         """Whose the stages are, where the host may give files away."""
         self.blobs = path / "blobs"
