@@ -110,10 +110,11 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
     state = books.state
     since = [changes for version, changes in books.recent if version > expected.version]
     files = sorted({change.path for changes in since for change in changes if change.area == "data"})
-    if expected.version < books.oldest:
-        files = ["unknown: the state is too old"]
     resets = [lost for lost in books.losses if lost.generation > expected.generation]
     lost = sorted({name for reset in resets for name in reset.names} - set(state.live()))
+    back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")] if files else []
+    if expected.version < books.oldest:
+        files, back = ["unknown: the state is too old"], []
     return Differences(
         expected=str(expected),
         found=str(state.ckpt()),
@@ -121,7 +122,7 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
         names_lost=lost,
         names_changed=sorted(name for name, (_, run) in state.live().items() if run in later_runs),
         resets=resets,
-        steps=[*reruns(state), Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is")],
+        steps=[*reruns(state), *back, Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is")],
     )
 
 

@@ -41,8 +41,12 @@ def test_on_any_other_nothing_runs_and_what_differs_is_told(session: Session) ->
     assert (differs.names_lost, differs.resets) == ([], [])
     assert "files changed since: f, g" in message
     assert "resets since: none" in message
-    assert differs.steps == [Step(action="continue", ckpt=session.ckpt, why=differs.steps[-1].why)]
+    back, go_on = differs.steps
+    assert back == Step(action="restore", ckpt=believed, why=back.why)
+    assert go_on == Step(action="continue", ckpt=session.ckpt, why=go_on.why)
     assert (len(session.files()), session.version, len(session.history())) == (2, 2, 2)
+    session.restore(back.ckpt)
+    assert [(entry.path, session.read(entry.path)) for entry in session.files()] == [("f", b"1")]
 
 
 def test_after_a_reset_names_cause_and_time_and_the_way_back_are_told(session: Session) -> None:
@@ -55,6 +59,7 @@ def test_after_a_reset_names_cause_and_time_and_the_way_back_are_told(session: S
     assert (differs.names_lost, [lost.cause for lost in differs.resets]) == (["df"], ["reset by the caller"])
     assert differs.resets[0].at > 1.7e9
     assert differs.steps[0] == Step(action="rerun", run=first.id, names=["df"])
+    assert [step.action for step in differs.steps] == ["rerun", "continue"]  # no file has changed
     assert "not in memory any more: df" in message
     assert "reset by the caller (20" in message
     ok(session.run("df = 2"))
