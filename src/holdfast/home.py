@@ -11,6 +11,7 @@
     socket      where the home's server listens, if it has one
     starting.lock     held by whoever starts that server (`shared`)
     mcp/        which session an MCP client of a name had
+    jobs/       in which directories of the user's a job is under way (`underway`)
     repl-history      what was typed at `holdfast repl`
     root/       empty; zygotes build the guests' root on it, each in a mount namespace of its own
 
@@ -121,6 +122,15 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
         ) from error
 
 
+def shared_id(directory: Path) -> str | None:
+    """The id of what jobs left in a directory, if that is ours; nothing is made or changed."""
+    try:
+        _refuse_foreign(directory / HIDDEN)
+        return _read(directory / HIDDEN / "id").strip()
+    except (OSError, InvalidSetting):
+        return None
+
+
 def _refuse_foreign(path: Path) -> None:
     """Who can write there says what was run, and leads whoever trusts it to write anywhere by a link."""
     status = path.lstat()
@@ -193,6 +203,12 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
     _write(temporary, text + "\n")
     temporary.replace(path)
+
+
+def _read(path: Path) -> str:
+    """A short text; never from where a link points, nor waiting for a FIFO."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), errors="replace") as file:
+        return file.read(256)
 
 
 def _write(path: Path, text: str) -> None:

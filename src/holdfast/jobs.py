@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import expectations, once, verbs
+from holdfast import expectations, once, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.environments import Report
@@ -115,6 +115,10 @@ class OpenJob:
         return self._session.memory_bytes() if self._session else None
 
     async def close(self) -> None:
+        """Whatever could not be settled is for the next command, wherever it is typed."""
+        home = self._service.home
+        if self._books.halted or not self._books.open:
+            underway.leave(home.parent, home.path.parent)
         await self._service.close()
 
 
@@ -122,6 +126,7 @@ async def open_job(directory: Path, job: Job, *, settings: Settings) -> OpenJob:
     """Own a directory. What a job that was killed had begun to publish there is finished first."""
     service = await open_service(msgspec.structs.replace(settings, workspace=directory))
     try:
+        await anyio.to_thread.run_sync(underway.enter, service.home)
         return OpenJob(service, await service.shared_books(), job)
     except BaseException:
         with anyio.CancelScope(shield=True):

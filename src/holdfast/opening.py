@@ -18,12 +18,14 @@ from holdfast.errors import HoldfastError, SandboxUnavailable
 from holdfast.home import Home, acquire, acquire_shared
 from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
+from holdfast.records import Settled
 from holdfast.resources.workspace import remove_tree
 from holdfast.sandbox import cgroups
 from holdfast.service import Service
 from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
 from holdfast.store.rows import DropSession
+from holdfast.store.sqlite import Store
 
 
 async def open_service(settings: Settings) -> Service:
@@ -48,8 +50,9 @@ async def open_service(settings: Settings) -> Service:
     return Service(home, node, journal, key)
 
 
-async def settle_shared(settings: Settings) -> None:
-    """Finish what a killed owner of a shared directory left, and nothing else."""
+async def settle_shared(settings: Settings) -> dict[str, str]:
+    """Finish what a killed owner of a shared directory left, and nothing else. Returns how each run that had not ended
+    has ended; one that could not be settled is `unsettled`, or `halted` if it cannot be at all."""
     with _owned(settings) as home:
         with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
             tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
@@ -57,7 +60,17 @@ async def settle_shared(settings: Settings) -> None:
             await anyio.to_thread.run_sync(tree.remove)
         key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
         async with _journal(home) as journal:
+            runs = await journal.read(lambda store: store.unsettled())
             await _settle_all(home, journal, key)
+            return await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
+
+
+def _end_of(store: Store, session: str, run: str) -> str:
+    for record in store.records(run):
+        if isinstance(record, Settled):
+            return record.status
+    row = store.session(session)
+    return "halted" if row is not None and row.halted else "unsettled"
 
 
 async def drop_kept(settings: Settings, session_id: str) -> None:

@@ -66,7 +66,7 @@ def holdfast(home: Path, directory: Path, lean: Path) -> Holdfast:
         lightly = ["--env", str(lean)] if command == "run" else []
         return subprocess.run(
             [*COMMAND, command, *lightly, *map(str, arguments)],
-            capture_output=True, text=True, env=environment, timeout=100, check=False, cwd=directory, **more,
+            capture_output=True, text=True, env=environment, timeout=100, check=False, **{"cwd": directory, **more},
         )  # fmt: skip
 
     return run
@@ -256,6 +256,66 @@ def test_what_a_killed_job_had_begun_to_publish_is_finished_by_the_next_command(
     assert list(directory.glob(".holdfast/sessions/*/stages/*")) == []
     home_id = (directory / ".holdfast/id").read_text().strip()
     assert list(Path("/sys/fs/cgroup").glob(f"*/holdfast*/{home_id}/*")) == [], "and nothing of it is left frozen"
+
+
+@pytest.mark.parametrize("finisher", ["ps", "doctor", "keys list", "show nothing"])
+def test_any_command_anywhere_finishes_what_a_killed_job_had_begun_to_publish(
+    holdfast: Holdfast, home: Path, directory: Path, tmp_path: Path, finisher: str
+) -> None:
+    job(directory, CHANGES)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    killed = holdfast("run", "job.py", env={"HOLDFAST_CRASH_AT": "publish.renamed:2"})
+    left = files(directory)
+    other = holdfast(*finisher.split(), cwd=elsewhere)
+    found = files(directory)
+    again = holdfast(*finisher.split(), cwd=elsewhere)
+
+    whole = {"job.py": CHANGES, "tides.csv": "changed\n", **{f"new-{n}.txt": f"{n}\n" for n in range(4)}}
+    assert killed.returncode == -signal.SIGKILL
+    assert left != whole
+    assert found == whole
+    assert f"was killed in {directory}: finished now, committed" in other.stderr
+    assert "killed" not in again.stderr
+    assert list((home / "jobs").iterdir()) == []
+    assert json.loads(holdfast("verify", "--json").stdout)["ok"]
+
+
+def test_a_job_that_lives_is_left_alone_by_other_commands(
+    holdfast: Holdfast, home: Path, directory: Path, lean: Path
+) -> None:
+    job(directory, "import os, time\nopen('mine.txt', 'w').write('x')\nprint('here', flush=True)\ntime.sleep(4)")
+    with running(home, directory, lean) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        other = holdfast("ps")
+        entries = len(list((home / "jobs").iterdir()))
+        _, told = process.communicate(timeout=60)
+
+    assert (other.returncode, other.stderr) == (0, "")
+    assert entries == 1
+    assert process.returncode == 0, told
+    assert (directory / "mine.txt").exists()
+    assert list((home / "jobs").iterdir()) == []
+
+
+def test_a_job_whose_directory_is_away_is_finished_when_it_is_back(
+    holdfast: Holdfast, home: Path, directory: Path, tmp_path: Path
+) -> None:
+    job(directory, "import os\nos.makedirs('into')\nopen('into/a.txt', 'w').write('whole')")
+    killed = holdfast("run", "job.py", env={"HOLDFAST_CRASH_AT": "run.point_of_no_return"})
+    moved = tmp_path / "moved"
+    directory.rename(moved)
+
+    away = holdfast("ps", cwd=tmp_path)
+    moved.rename(directory)
+    back = holdfast("ps", cwd=tmp_path)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert (away.returncode, away.stderr) == (0, "")
+    assert "finished now, committed" in back.stderr, "a disk that was not there is looked at again"
+    assert (directory / "into/a.txt").read_text() == "whole"
 
 
 def test_what_the_user_does_after_a_job_was_killed_is_not_undone_by_finishing_it(

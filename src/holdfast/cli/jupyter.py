@@ -50,7 +50,7 @@ def install(
     """
     if sum((user, sys_prefix, prefix is not None)) > 1:
         raise typer.BadParameter("give one of --user, --sys-prefix and --prefix")
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.jupyter import settings, spec
 
         options = {

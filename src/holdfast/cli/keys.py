@@ -28,7 +28,7 @@ def add(
     \b
       curl -H "Authorization: Bearer $(holdfast keys add laptop)" http://127.0.0.1:8765/v1/sessions
     """
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         import msgspec
 
         made, key = _ring(home).add(name)
@@ -42,7 +42,7 @@ def add(
 @app.command("list")
 def list_keys(home: Home = None, as_json: Json = False) -> None:
     """List all keys, oldest first: id, name, when it was made, last used (to the hour), and revoked."""
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         import msgspec
 
         from holdfast.cli.terminal import console
@@ -63,7 +63,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Revoke a key: a running server refuses it from the next request on. Its sessions stay."""
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         import msgspec
 
         revoked = _ring(home).revoke(key_id)

@@ -87,7 +87,7 @@ def execute(
       holdfast exec --json '1 / 0' | jq .error.name
     """
     source = read_source(code, file)
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.execute import Cell, run_cell
 
         settings = {
@@ -147,7 +147,7 @@ def run(
       holdfast run job.py -- --verbose
       holdfast verify
     """
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.run import Asked, run_file
         from holdfast.config import Settings, home_path, parse_limits
 
@@ -189,7 +189,7 @@ def repl(
     """
     if session is not None:
         refuse_given(context, "memory", "cpus", "disk", "env", "strict")
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.repl.loop import Asked, repl
 
         settings = {
@@ -219,7 +219,7 @@ def verify(
     Nothing but the public key is needed, and nothing is changed; only what a job that was killed had begun to publish
     in a directory is finished first.
     """
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.verify import check_session
 
         raise typer.Exit(check_session(target, home=home, public_key=public_key, as_json=as_json))
@@ -233,7 +233,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Copy a session's files, manifest and receipts, so that anybody can verify them."""
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.export import export as write
 
         raise typer.Exit(write(session, directory, home=home, as_json=as_json))
@@ -263,7 +263,7 @@ def mcp(
     """
     if session is not None:
         refuse_given(context, "memory", "cpus", "disk", "env", "name")
-    with _told():
+    with _told(home):
         from holdfast.cli.progress import rich_report
         from holdfast.server.mcp.stdio import serve
 
@@ -312,7 +312,7 @@ def serve(
       holdfast serve --port 0 --json
       holdfast serve --allow-host box.example.org    # behind a proxy of this machine that speaks TLS
     """
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.serve import run_server
         from holdfast.config import Settings, home_path, parse_seconds
         from holdfast.server.http.hub import HttpSettings
@@ -335,7 +335,7 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     It probes for real, in namespaces that end with the probe, and leaves nothing behind.
     """
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.doctor import examine
 
         raise typer.Exit(examine(home, as_json=as_json))
@@ -347,7 +347,7 @@ def demo(home: Home = None, env: Env = None, save: Save = None, as_json: Json = 
 
     Every figure and every tick at the end is taken from what happened just then.
     """
-    with _told(as_json=as_json):
+    with _told(home, as_json=as_json):
         from holdfast.cli.demo import show
 
         raise typer.Exit(show(home=home, env=env, save=save, as_json=as_json))

@@ -39,7 +39,7 @@ def ps(home: Home = None, as_json: Json = False) -> None:
 
     A server that owns the home is asked; otherwise the journal is read, beside whoever owns it.
     """
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.cli.ps import list_sessions
 
         raise typer.Exit(list_sessions(home=home, as_json=as_json))
@@ -53,7 +53,7 @@ def show(session: Session, run: Run = None, home: Home = None, as_json: Json = F
       holdfast show 4f1c
       holdfast show 4f1c run_26e3
     """
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.cli.show import show as write
 
         raise typer.Exit(write(session, run, home=home, as_json=as_json))
@@ -68,7 +68,7 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print what a run printed: the latest, unless one is named. stdout goes to stdout, stderr to stderr."""
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.cli.logs import logs as write
 
         raise typer.Exit(write(session, run, home=home, follow=follow, as_json=as_json))
@@ -77,7 +77,7 @@ def logs(
 @app.command(epilog=OWN_EXIT_CODES)
 def reset(session: Session, home: Home = None, as_json: Json = False) -> None:
     """Purge a live session's memory and end its processes. Its files stay."""
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.cli.ending import reset as carry_out
 
         raise typer.Exit(carry_out(session, home=home, as_json=as_json))
@@ -92,7 +92,7 @@ def end(
     as_json: Json = False,
 ) -> None:
     """End a live session, or delete a kept one: its files and receipts go with it, unless --keep."""
-    with told(as_json=as_json):
+    with told(home, as_json=as_json):
         from holdfast.cli.ending import end as carry_out
 
         raise typer.Exit(carry_out(session, home=home, keep=keep, sure=yes or as_json, as_json=as_json))
