@@ -205,3 +205,49 @@ def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfa
     assert (tmp_path / "tides.png").stat().st_size > 10_000
     assert list(home.joinpath("sessions").iterdir()) == list(home.glob("demo-*")) == []
     assert time.monotonic() - began < 90
+
+
+def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(holdfast: Holdfast) -> None:
+    done = holdfast("demo", "--json")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert (told["kept"], {promise["kept"] for promise in told["promises"]}) == (True, {True})
+    assert len(told["promises"]) > 10
+    assert told["seconds"] < 90
+    assert "Traceback" not in done.stderr
+
+
+def test_mcp_as_json_says_how_to_connect_and_what_it_says_works(holdfast: Holdfast, home: Path) -> None:
+    options = ["--name", "the test's", "--keep", "--memory", "256M"]
+    told = json.loads(holdfast("mcp", *options, "--json").stdout)
+    refused = holdfast("mcp", "--name", "\n", "--json")
+
+    assert told["transport"] == "stdio"
+    assert told["args"][-8:] == ["mcp", *options, "--home", str(home)]
+    assert told["config"] == {"mcpServers": {"holdfast": {"command": told["command"], "args": told["args"]}}}
+    assert (told["home"], told["name"], told["session"]) == (str(home), "the test's", None)
+    assert "run_code" in told["tools"]
+    assert (refused.returncode, json.loads(refused.stdout)["error"]["code"]) == (3, "invalid_setting")
+
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    calls = [
+        {"id": 1, "method": "initialize", "params": client},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "status", "arguments": {}}},
+    ]
+    with subprocess.Popen(
+        [told["command"], *told["args"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for call in calls:
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
+        process.stdin.flush()
+        introduced, status = (json.loads(process.stdout.readline()) for _ in range(2))
+    assert introduced["result"]["serverInfo"]["name"] == "holdfast"
+    again = json.loads(holdfast("mcp", *options, "--json").stdout)
+    assert again["session"] == status["result"]["structuredContent"]["session"], (
+        "a client of that name comes back to it"
+    )

@@ -24,6 +24,7 @@ from holdfast.cli.options import (
     Timeout,
     read_source,
     refuse_given,
+    typed,
 )
 from holdfast.cli.telling import told as _told
 
@@ -254,16 +255,24 @@ def mcp(
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print as JSON how a client connects with these options; serve nothing.")
+    ] = False,
 ) -> None:
     """Serve one session to an MCP client, over stdin and stdout.
 
     \b
       holdfast mcp
       holdfast mcp --name claude --memory 2G --timeout 5m
+      holdfast mcp --name claude --json | jq .config
     """
     if session is not None:
         refuse_given(context, "memory", "cpus", "disk", "env", "name")
-    with _told(home):
+    with _told(home, as_json=as_json):
+        if as_json:
+            from holdfast.cli.mcp import describe
+
+            raise typer.Exit(describe(typed(context, but="as_json"), home=home, name=name, session=session))
         from holdfast.cli.progress import rich_report
         from holdfast.server.mcp.stdio import serve
 

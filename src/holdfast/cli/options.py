@@ -95,6 +95,19 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def typed(context: typer.Context, *, but: str) -> list[str]:
+    """The options as they were typed, in the order of the help; paths in full, for whoever types them elsewhere."""
+    words = list[str]()
+    for option in context.command.params:
+        if option.name is None or option.name == but or not is_typed(context, option.name):
+            continue
+        value = context.params[option.name]
+        words.append(option.opts[0])
+        if value is not True:
+            words.append(str(value.expanduser().absolute() if isinstance(value, Path) else value))
+    return words
+
+
 def refuse_given(context: typer.Context, *names: str) -> None:
     """A resumed session has the limits that it was made with: another wish would silently come to nothing."""
     for name in names:
