@@ -72,6 +72,7 @@ class AsyncSession:
         url: str | None = None,
         token: str | None = None,
         shared: bool = False,
+        attached: bool = False,
     ) -> None:
         """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold.
         `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had. With `keep` its
@@ -80,6 +81,9 @@ class AsyncSession:
         With `url` the session is one at a server: `http://…`, or `unix:/path/socket`; `token` is its token or an API
         key, otherwise what HOLDFAST_TOKEN says. With `shared` it is one at the home's own server, which is started if
         need be and ends when nobody uses it. A home that another process owns and serves is used through that one.
+
+        With `attached` a session at `url` ends with this process however that ends, as sessions of this machine do by
+        themselves; without it, one whose process is killed stays at the server until somebody ends it.
         """
         if url is not None:
             _refuse_beside_url(home=home, memory_cap=memory_cap, report=report, shared=shared)
@@ -98,7 +102,7 @@ class AsyncSession:
         self._wanted = CreateSession(
             memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk,
             env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
-            keep=keep, attached=url is None,
+            keep=keep, attached=attached or url is None,
         )  # fmt: skip
         self._transport: Transport | None = None
 
