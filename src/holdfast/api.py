@@ -30,6 +30,8 @@ time, the run is interrupted and settled, as its mode has it (`run_abandoned`). 
 bytes, percent-encoded.
 """
 
+import re
+import secrets
 from typing import Any, Literal
 
 import msgspec
@@ -48,6 +50,18 @@ BYTES = "application/octet-stream"
 DSSE = "application/vnd.dsse.envelope+json"
 EVENTS = (NDJSON, SSE, MSGPACK_SEQ)
 """What events may come as; the first if a client does not say."""
+
+_CALL = re.compile("call-[0-9a-f]{32}")
+
+
+def new_call() -> str:
+    """The key of a run whose caller gave it none, so that it can be sent again (`transports.following`)."""
+    return f"call-{secrets.token_hex(16)}"
+
+
+def is_call(key: str | None) -> bool:
+    """Whether it is one of those. Nobody knows it but the client that made it, and that only while it calls."""
+    return key is not None and _CALL.fullmatch(key) is not None
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +148,8 @@ class RunRecord(Told, frozen=True):
     card: RunCard
     code: str
     receipt: Receipt | None = None
+    waiting: bool = False
+    """It has not had its turn yet: of its card there is only what was asked for."""
 
 
 class Answer(Body, frozen=True):

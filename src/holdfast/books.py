@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from holdfast import manifest
+from holdfast.api import is_call
 from holdfast.blobs.local import LocalBlobs
 from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
@@ -52,6 +53,8 @@ class Books:
         """The earliest version whose files can be brought back."""
         self.grown = False
         """There are more old contents than when `retention` looked last."""
+        self.calls: list[str] | None = None
+        """Runs whose answers are kept for a while (`retention`), oldest first; None: nobody has looked yet."""
         self.halted: str = row.halted
         self.stopped: HoldfastError | None = None
         """Why nothing runs here until the session is opened again; or, if the disk was full, until it is not."""
@@ -106,7 +109,14 @@ class Books:
             self.open.setdefault(record.run, []).append(record)
             if isinstance(record, Planned):
                 self.tell(record)
+            elif isinstance(record, Settled):
+                self._count_call(record.run)
         return [Append(session=self.session, record=record) for record in records]
+
+    def _count_call(self, run: str) -> None:
+        planned = self.open[run][0]
+        if self.calls is not None and isinstance(planned, Planned) and is_call(planned.card.key):
+            self.calls.append(run)
 
     def tell(self, news: Planned | Settled | Lost) -> None:
         for watcher in list(self.watchers):

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 
+from holdfast.api import is_call
 from holdfast.books import Books
-from holdfast.errors import KeyReused
+from holdfast.errors import EventsGone, KeyReused
 from holdfast.model import Run
 from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
@@ -89,7 +90,14 @@ def answer(earlier: Earlier, *, key: str, digest: str, retry: bool) -> tuple[Run
             f"the key {key!r} belongs to {row.run}, which had other code or inputs",
             hint="use another key for another request; the same key only to ask again for the same one",
         )
-    if settled is None or earlier.result is None or settled.by == "system":
+    if settled is None or settled.by == "system":
+        return None, row.attempt + 1
+    if earlier.result is None and is_call(key):
+        raise EventsGone(
+            f"the answer of {row.run} is not kept any more: it was {settled.status}, at version {settled.version}",
+            hint="the history has how it ended; look before you run it again",
+        )
+    if earlier.result is None:
         return None, row.attempt + 1
     if settled.status == "rolled_back" and retry:
         return None, row.attempt + 1

@@ -1,6 +1,9 @@
 """How far back a session's files can be brought: the latest versions, within the disk limit.
 
 An old content is kept in blobs for as long as a version needs it that can still be asked for.
+
+Answers to runs under keys that callers gave are kept for as long as the session is. Those under a key that a client
+made for one call are needed only while that call may be sent again: the latest of them are kept.
 """
 
 from collections.abc import Sequence
@@ -8,13 +11,32 @@ from collections.abc import Sequence
 from holdfast.books import Books
 from holdfast.config import Limits
 from holdfast.records import Change
+from holdfast.store.rows import DropResults
 
 KEPT_VERSIONS = 20
 """Versions that changed a file; those that changed none cost nothing and are not counted."""
 
 
+KEPT_CALLS = 50
+"""A client sends a call again for ten seconds. One that comes later than all these is refused, and nothing runs."""
+
+
 async def trim(books: Books, limits: Limits) -> None:
-    """Forget what is too old or too much. Only a version that changed files can make it so."""
+    """Forget what is too old or too much."""
+    await _trim_answers(books)
+    await _trim_contents(books, limits)
+
+
+async def _trim_answers(books: Books) -> None:
+    if books.calls is None:
+        books.calls = await books.read(lambda store: store.answered_calls(books.session))
+    if len(books.calls) > 2 * KEPT_CALLS:  # many at once, and seldom
+        gone, books.calls = books.calls[:-KEPT_CALLS], books.calls[-KEPT_CALLS:]
+        books.journal.append_nowait(DropResults(session=books.session, runs=gone))
+
+
+async def _trim_contents(books: Books, limits: Limits) -> None:
+    """Only a version that changed files can make it too much."""
     if not books.grown:
         return
     books.grown = False

@@ -174,5 +174,8 @@ async def record(books: Books, run: str) -> RunRecord:
         return RunRecord(entry=entry, card=card, code=planned.code, receipt=sealed)
 
     if (found := await books.read(read)) is None:
+        for planned in books.open.get(run, ()):  # its plan may be on the way to the journal
+            if isinstance(planned, Planned):
+                return RunRecord(entry=None, card=planned.card, code=planned.code)
         raise RunUnknown(f"{run!r} is no run of session {books.session}", hint="history() lists them")
     return found

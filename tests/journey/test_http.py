@@ -315,6 +315,26 @@ def test_an_interrupt_ends_what_runs_or_what_would_run(http: httpx2.Client, at: 
     assert [entry["status"] for entry in http.get(f"{at}/runs").json()] == ["rolled_back"]
 
 
+def test_a_run_can_be_asked_for_as_soon_as_it_has_a_name(http: httpx2.Client, at: str) -> None:
+    with following(http, at, ENDLESS) as first:
+        began = next(first)
+        at_once = http.get(f"{at}/runs/{began['run']}")
+        next(first)
+        with client_of_same(http) as other, other.stream("POST", f"{at}/runs", json={"code": "6 * 7"}) as waiting:
+            told = events(waiting)
+            queued = next(told)["run"]
+            found, code = http.get(f"{at}/runs/{queued}"), http.get(f"{at}/runs/{queued}/code")
+            http.post(f"{at}/interrupt")
+            list(told)
+        list(first)
+    after = http.get(f"{at}/runs/{queued}").json()
+
+    assert at_once.status_code == 200, at_once.text
+    assert (found.status_code, found.json()["waiting"], found.json()["entry"]) == (200, True, None), found.text
+    assert (found.json()["card"]["run"], found.json()["code"], code.text) == (queued, "6 * 7", "6 * 7")
+    assert (after["entry"]["status"], "waiting" in after) == ("committed", False)
+
+
 def client_of_same(http: httpx2.Client) -> httpx2.Client:
     return httpx2.Client(base_url=http.base_url, headers=http.headers, timeout=60, trust_env=False)
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,10 @@ import httpx2
 import pytest
 
 from holdfast import AsyncSession, HoldfastError, Session, engine, shared
-from holdfast.errors import InvalidSetting, ServerUnreachable, SessionUnknown, Unauthorized
+from holdfast.api import new_call
+from holdfast.errors import EventsGone, InvalidSetting, ServerUnreachable, SessionUnknown, Unauthorized
+from holdfast.retention import KEPT_CALLS
+from holdfast.store.sqlite import Store
 from holdfast.transports import connection
 
 COUNTING = "import time\nfor n in range(150):\n    print(n, flush=True); time.sleep(0.004)"
@@ -436,6 +439,66 @@ def home(tmp_path: Path) -> Path:
     home.mkdir()
     (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
     return home
+
+
+def test_an_attached_session_ends_with_a_client_that_is_killed_and_another_stays(
+    serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    code = """
+import sys, time
+from holdfast import Session
+url, token = sys.argv[1:]
+sessions = [Session(url=url, token=token, memory="256M", attached=attached) for attached in (True, False)]
+print(*[session.id for session in sessions], flush=True)
+time.sleep(100)
+"""
+    with serving(tmp_path / "home", "--client-grace", "500ms") as server:
+        with subprocess.Popen(
+            [sys.executable, "-c", code, server.url, server.token], stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout is not None
+            attached, other = client.stdout.readline().split()
+            time.sleep(2)
+            before = live(server)
+            client.kill()
+        give_up_at = time.monotonic() + 30
+        while attached in live(server) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        after = live(server)
+
+    assert before >= {attached, other}, "it is held while its client lives"
+    assert other in after
+    assert attached not in after
+
+
+def live(server: Any) -> set[str]:
+    headers = {"authorization": f"Bearer {server.token}"}
+    return {each["id"] for each in httpx2.get(f"{server.url}/v1/sessions", headers=headers, trust_env=False).json()}
+
+
+def test_answers_to_calls_without_a_key_are_not_kept_for_ever(serving: Callable[..., Any], tmp_path: Path) -> None:
+    late = new_call()
+    with (
+        serving(tmp_path / "home") as server,
+        Session(url=server.url, token=server.token, memory="256M", timeout=30) as session,
+    ):
+        mine = session.run("n = 0; 'mine'", key="mine")
+        session.run("n += 1; n", key=late)
+        at_once = session.run("n += 1; n", key=late)
+        for _ in range(2 * KEPT_CALLS + 20):
+            last = session.run("n += 1; n")
+        with pytest.raises(EventsGone, match="it was committed, at version 2") as gone:
+            session.run("n += 1; n", key=late)
+        again = session.run("n = 0; 'mine'", key="mine")
+        with closing(Store(server.home / "journal.sqlite3", read_only=True)) as store:
+            kept = len(store.answered_calls(session.id))
+            counted = session.run("n").text
+
+    assert (at_once.text, at_once.replayed) == ("1", True)
+    assert (again.text, again.replayed, again.id) == ("'mine'", True, mine.id)
+    assert last.text == counted == str(2 * KEPT_CALLS + 21), "what is not known any more was not run again"
+    assert KEPT_CALLS <= kept <= 2 * KEPT_CALLS
+    assert gone.value.hint
 
 
 def test_a_home_that_is_served_is_used_through_its_server_and_sessions_of_killed_clients_end(server: Any) -> None:

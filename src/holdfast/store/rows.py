@@ -118,10 +118,26 @@ class PutResult(Write, frozen=True, kw_only=True):
     body: bytes
 
 
+class DropResults(Write, frozen=True, kw_only=True):
+    """Answers that nobody can ask for again."""
+
+    runs: list[str]
+
+
 class PutLost(Write, frozen=True, kw_only=True):
     lost: Lost
 
 
 AnyWrite = (
-    Append | PutSession | DropSession | PutReceipt | PutVersion | PutFiles | PutNames | PutKey | PutResult | PutLost
+    Append
+    | PutSession
+    | DropSession
+    | PutReceipt
+    | PutVersion
+    | PutFiles
+    | PutNames
+    | PutKey
+    | PutResult
+    | DropResults
+    | PutLost
 )

@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast import protocol
+from holdfast import api, protocol
 from holdfast.errors import DiskFailed
 from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Settled, Verified
 from holdfast.store import connection, queries
 from holdfast.store.rows import (
     AnyWrite,
     Append,
+    DropResults,
     DropSession,
     KeyRow,
     NameRow,
@@ -151,6 +152,10 @@ class Store:
         self._db.execute(queries.PUT_RESULT, (write.run, write.session, write.body))
 
     @_apply.register
+    def _drop_results(self, write: DropResults) -> None:
+        self._db.executemany(queries.DROP_RESULT, ((run, write.session) for run in write.runs))
+
+    @_apply.register
     def _put_lost(self, write: PutLost) -> None:
         self._db.execute(queries.ADD_LOSS, (write.session, _encode(write.lost)))
 
@@ -229,6 +234,12 @@ class Store:
     def result(self, run: str) -> bytes | None:
         rows = self._select(queries.RESULT, run)
         return rows[0][0] if rows else None
+
+    def answered_calls(self, session: str) -> list[str]:
+        """Runs under keys that clients made for one call each, and whose answers are kept; oldest first."""
+        keys = self._select(queries.CALLS, session)
+        runs = {self._decode(body, KeyRow, f"the key {key!r}").run for key, body in keys if api.is_call(key)}
+        return [run for (run,) in self._select(queries.RESULTS_OF_SESSION, session) if run in runs]
 
     def _select(self, query: str, *values: str | int) -> list[Any]:
         with self._failures_told():

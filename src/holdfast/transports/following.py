@@ -11,7 +11,6 @@ Whoever stops following (cancelled, or a callback of his failed) has the run int
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -37,7 +36,7 @@ class Follower:
     ) -> None:
         self._key_is_ours = asked.key is None
         if asked.key is None and asked.plan is None:
-            asked = msgspec.structs.replace(asked, key=f"call-{secrets.token_hex(16)}")
+            asked = msgspec.structs.replace(asked, key=api.new_call())
         self._connection = connection
         self._at = f"/v1/sessions/{session}/runs"
         self._asked = asked

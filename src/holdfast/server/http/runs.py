@@ -1,6 +1,7 @@
 """Runs: planned, started, followed, looked up."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -9,13 +10,14 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from holdfast import api, verbs, workfiles
+from holdfast import api, cards, verbs, workfiles
 from holdfast.books import Books
 from holdfast.config import parse_seconds
 from holdfast.errors import EventsGone, InvalidSetting, Malformed, RunUnknown
 from holdfast.kernel.output import log_file
 from holdfast.model import Run, StreamName
 from holdfast.planning import RunRequest
+from holdfast.records import RunCard
 from holdfast.server.http.bodies import Stream, accepted, framed, given, integer, taken
 from holdfast.server.http.hub import hub_of
 from holdfast.server.http.running import LiveRun
@@ -125,8 +127,26 @@ def _stream(request: Request) -> StreamName:
 
 
 async def _record(request: Request) -> tuple[Books, api.RunRecord]:
-    books = await hub_of(request).books(request)
-    return books, await verbs.record(books, request.path_params["run"])
+    hub, run = hub_of(request), request.path_params["run"]
+    books = await hub.books(request)
+    try:
+        return books, await verbs.record(books, run)
+    except RunUnknown:
+        live = hub.runs.find(books.session, run)
+        if live is None or live.over:
+            raise
+        return books, _begun(live)
+
+
+def _begun(run: LiveRun) -> api.RunRecord:
+    """Of a run whose plan is not written yet: it waits for its turn, or is a rehearsal."""
+    asked = run.request
+    card = RunCard(
+        run=run.id, session=run.session.id, goal=asked.goal or cards.goal_of(asked.code),
+        code_sha256=hashlib.sha256(asked.code.encode()).hexdigest(), base=str(run.session.books.state.ckpt()),
+        key=asked.key,
+    )  # fmt: skip
+    return api.RunRecord(entry=None, card=card, code=asked.code, waiting=not run.begun.is_set())
 
 
 async def _live_run(request: Request) -> LiveRun:
