@@ -50,6 +50,7 @@ class Service:
         self._coming: Counter[str] = Counter()
         """Sessions that are being created, by owner."""
         self._resuming: set[str] = set()
+        self._dropping: set[str] = set()
 
     async def create_session(
         self,
@@ -88,6 +89,7 @@ class Service:
 
     async def resume_session(self, session_id: str, *, report: Report | None = None, keep: bool = False) -> LiveSession:
         """A session that an earlier owner of this home left: its files as committed, its memory empty."""
+        self._refuse_if_dropping(session_id)
         if session_id in self._sessions or session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is open already", hint="use it where it is open")
         self._resuming.add(session_id)
@@ -242,13 +244,18 @@ class Service:
             return await self.journal.wait_written()
         if session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is being resumed", hint="ask again when it is open")
-        self._resuming.add(session_id)  # nobody brings it back meanwhile
+        self._refuse_if_dropping(session_id)
+        self._dropping.add(session_id)
         try:
             books = await self.books(session_id)
             await anyio.to_thread.run_sync(books.workspace.remove)
             await self.journal.append(DropSession(session=session_id))
         finally:
-            self._resuming.discard(session_id)
+            self._dropping.discard(session_id)
+
+    def _refuse_if_dropping(self, session_id: str) -> None:
+        if session_id in self._dropping:
+            raise InvalidSetting(f"session {session_id} is being deleted", hint="open a new session")
 
     async def _refuse_if_too_many(self, owner: str, at_most: int | None) -> None:
         if at_most is None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from mcp.types import CallToolResult
 
@@ -132,6 +134,51 @@ async def test_a_home_that_is_in_use_is_told_at_each_call_until_it_is_free(
     assert refused.is_error
     assert refused.structured_content["error"]["code"] == "home_busy"
     assert answered.structured_content["status"] == "committed"
+
+
+async def test_a_client_goes_on_in_its_session_after_the_server_was_killed_and_is_told_what_is_lost(
+    homes: Callable[[], Path], over_stdio: Connect, run: Run, text: Text
+) -> None:
+    home = homes()
+    async with over_stdio(home) as client:
+        first = await run(client, "x = 1; open('safe.txt', 'w').write('12')")
+        server = owner_of(home)
+        async with anyio.create_task_group() as tasks:
+            answers: list[CallToolResult] = []
+
+            async def long_run() -> None:
+                answers.append(await run(client, "open('half.txt', 'w').close(); import time; time.sleep(60)"))
+
+            tasks.start_soon(long_run)
+            await anyio.to_thread.run_sync(wait_until, lambda: len(unsettled(home)) == 1)
+            os.kill(server, signal.SIGKILL)
+        after = await run(client, "import os; sorted(os.listdir()), 'x' in globals()")
+        recovery = await client.call_tool("recover", {})
+
+    (cut_off,) = answers
+    ids = {answer.structured_content["session"] for answer in (first, after)}
+    assert ids == {first.structured_content["session"]}, "it is the session that it was"
+    assert cut_off.is_error
+    assert cut_off.structured_content["error"]["code"] == "server_unreachable"
+    assert (after.structured_content["result"], after.structured_content["status"]) == (
+        "(['safe.txt'], False)",
+        "committed",
+    )
+    assert "its variables may not be; call recover" in after.structured_content["note"]
+    assert recovery.structured_content["names"]["x"] == "recomputable"
+    assert owner_of(home) != server
+
+
+def owner_of(home: Path) -> int:
+    return int((home / "lock").read_text().split()[1])
+
+
+def unsettled(home: Path) -> list[tuple[str, str]]:
+    store = Store(home / "journal.sqlite3", read_only=True)
+    try:
+        return store.unsettled()
+    finally:
+        store.close()
 
 
 # -- ends ----------------------------------------------------------------------------------------------------------

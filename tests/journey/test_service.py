@@ -1,0 +1,76 @@
+"""An open home, when some of it fails or two ask for opposites at once."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.crash.conftest import lean as lean
+
+from holdfast.config import Limits, Settings
+from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown
+from holdfast.home import acquire
+from holdfast.opening import open_service
+from holdfast.service import Service
+
+LIMITS = Limits(memory_bytes=256 << 20)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    service = await open_service(Settings(home=tmp_path / "home"))
+    yield service
+    await service.close()
+
+
+async def test_one_session_that_fails_to_close_keeps_nobody_else_from_it(
+    tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await open_service(Settings(home=tmp_path / "home"))
+    sessions = [await service.create_session(limits=LIMITS, env=lean) for _ in range(3)]
+    inits = [each.computer.now.kernel.init_pid for each in sessions if each.computer.now is not None]
+
+    close = sessions[1].close
+
+    async def fail(*, keep: bool = False) -> None:
+        await close(keep=True)
+        raise OSError("its disk is gone")
+
+    monkeypatch.setattr(sessions[1], "close", fail)
+    with pytest.raises(OSError, match="its disk is gone"):
+        await service.close()
+
+    assert [path.name for path in (tmp_path / "home/sessions").iterdir()] == [sessions[1].id]
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in inits), "the keeper's end is that of all"
+    acquire(tmp_path / "home").release()  # the home is free
+    service = await open_service(Settings(home=tmp_path / "home"))
+    try:
+        assert not any(service.is_live(each.id) for each in sessions)
+    finally:
+        await service.close()
+
+
+async def test_a_session_is_not_resumed_while_it_is_deleted(service: Service, lean: Path) -> None:
+    session = await service.create_session(limits=LIMITS, env=lean, keep=True)
+    await service.end_session(session, keep=True)
+    kept = service.home.sessions / session.id
+    assert kept.is_dir()
+
+    dropping = asyncio.create_task(service.drop_session(session.id))
+    await asyncio.sleep(0)
+    with pytest.raises(HoldfastError) as refused:
+        await service.resume_session(session.id)
+    with pytest.raises(InvalidSetting):
+        await service.drop_session(session.id)
+    await dropping
+
+    assert "is being deleted" in refused.value.message
+    assert not kept.exists()
+    with pytest.raises(SessionUnknown):
+        await service.resume_session(session.id)
