@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +26,14 @@ import pytest
 from click.testing import Result
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
+from tests.journey.kernels import WAIT_S, end_server, jupyter_places, left_behind, make_home, wait_until
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.jupyter import history, messages, settings
+from holdfast.jupyter.outputs import MOST_CHARACTERS, MOST_DISPLAYS
 from holdfast.model import Display, Displayed, Output
 
-WAIT_S = 60
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main", "jupyter"]
 Message = dict[str, Any]
 
@@ -45,26 +45,15 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Path]]:
     """Homes of their own with the shared environments."""
-    shared, made = Path(os.environ["HOLDFAST_HOME"]) / "envs", []
+    made = []
 
     def make() -> Path:
-        home = tmp_path_factory.mktemp("jupyter") / "home"
-        home.mkdir()
-        (home / "envs").symlink_to(shared)
-        made.append(home)
-        return home
+        made.append(make_home(tmp_path_factory.mktemp("jupyter")))
+        return made[-1]
 
     yield make
     for home in made:
         end_server(home)
-
-
-def end_server(home: Path) -> None:
-    """It would end by itself, half a minute after the last kernel."""
-    if (home / "socket").exists():
-        owner = int((home / "lock").read_text().split()[-1])
-        os.kill(owner, signal.SIGTERM)
-        assert wait_until(lambda: not Path("/proc", str(owner)).exists())
 
 
 def live(home: Path) -> list[str]:
@@ -80,11 +69,8 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory, homes: Callable[[], Path])
     """Jupyter's own directories, our kernelspec in them, and a home for the tests' one kernel; where the spec is."""
     place = tmp_path_factory.mktemp("jupyter")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PATH", str(place / "share" / "jupyter"))
-        patch.setenv("JUPYTER_DATA_DIR", str(place / "data"))
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(place / "runtime"))
-        patch.setenv("JUPYTER_CONFIG_DIR", str(place / "config"))
-        patch.setenv("IPYTHONDIR", str(place / "ipython"))
+        for name, value in jupyter_places(place).items():
+            patch.setenv(name, value)
         patch.setenv("HOLDFAST_HOME", str(homes()))
         patch.setattr(KernelManager.shutdown_wait_time, "default_value", float(WAIT_S))  # else it kills, under load
         subprocess.run([*HOLDFAST, "install", "--prefix", place, "--memory", "512M"], check=True)
@@ -213,55 +199,155 @@ def notebook(jupyter: Path, directory: Path) -> Iterator[Notebook]:
         yield notebook
 
 
-def processes_of(home: Path) -> list[int]:
-    """The kernel and its keeper, which carry the home's name in their environment: all else ends with the keeper."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:  # it has ended meanwhile
-                continue
-            if str(home).encode() in environment:
-                found.append(int(entry.name))
-    return found
-
-
-def left_behind(home: Path) -> list[str]:
-    """Processes, cgroups and sessions of a home, but for this test's own process."""
-    name = (home / "id").read_text().strip()
-    cgroups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
-    sessions = [str(path) for path in (home / "sessions").iterdir()]
-    return [*map(str, set(processes_of(home)) - {os.getpid()}), *cgroups, *sessions]
-
-
-def wait_until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + WAIT_S
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
-    return holds()
-
-
 # -- what a notebook keeps ---------------------------------------------------------------------------------------
 
 
-def test_the_receipt_stands_in_the_reply_and_the_run_in_every_output(notebook: Notebook) -> None:
-    reply, outputs = notebook.run("display('shown')\n6 * 7")
+def saved(outputs: list[Message]) -> list[Message]:
+    """The contents of what a front end has at the end, in order: updated, cleared."""
+    kept: list[Message] = []
+    clears_next = False
+    for output in outputs:
+        content = output["content"]
+        match output["msg_type"]:
+            case "clear_output":
+                clears_next = content["wait"]
+                kept = kept if clears_next else []
+            case "update_display_data":
+                for shown in kept:
+                    if shown.get("transient") == content["transient"]:
+                        shown.update(data=content["data"], metadata=content["metadata"])
+            case _:
+                kept = [] if clears_next else kept
+                kept.append(content)
+                clears_next = False
+    return kept
+
+
+def test_the_receipt_stands_in_the_reply_and_in_every_display_and_result(notebook: Notebook) -> None:
+    reply, outputs = notebook.run("display('shown')\nprint('text')\n6 * 7")
     ours = reply["metadata"]["holdfast"]
 
     assert ours["status"] == "committed"
     assert len(ours["receipt"]["sha256"]) == 64
-    assert [output["msg_type"] for output in outputs] == ["display_data", "execute_result"]
+    kinds = [output["msg_type"] for output in outputs]
+    assert kinds == ["display_data", "stream", "execute_result", "update_display_data"]
+    assert outputs[0]["content"]["metadata"]["holdfast"] == {"session": ours["session"], "run": ours["run"]}
+    for output in (outputs[2], outputs[3]):
+        assert output["content"]["metadata"]["holdfast"] == {name: ours[name] for name in ("session", "run", "receipt")}
+        assert output["metadata"]["holdfast"] == ours
+    assert outputs[3]["content"]["data"] == outputs[0]["content"]["data"]
+
+
+def test_the_receipt_of_a_display_is_of_the_run_that_showed_it_last(notebook: Notebook) -> None:
+    first, outputs = notebook.run("handle = display('one', display_id=True)")
+    second, updates = notebook.run("handle.update('two')")
+    receipts = [output["content"]["metadata"]["holdfast"].get("receipt") for output in (*outputs, *updates)]
+
+    assert receipts == [None, first["metadata"]["holdfast"]["receipt"], None, second["metadata"]["holdfast"]["receipt"]]
+    assert updates[-1]["content"]["transient"] == outputs[0]["content"]["transient"]
+
+
+def test_a_figure_behind_a_result_is_sent_once_and_in_order_with_its_receipt(notebook: Notebook) -> None:
+    reply, outputs = notebook.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])")
+
+    assert [output["msg_type"] for output in outputs] == ["execute_result", "display_data"]
     for output in outputs:
-        assert output["content"]["metadata"]["holdfast"] == {"session": ours["session"], "run": ours["run"]}
+        assert output["content"]["metadata"]["holdfast"]["receipt"] == reply["metadata"]["holdfast"]["receipt"]
+
+
+def test_what_was_cleared_does_not_come_back_with_its_receipt(notebook: Notebook) -> None:
+    _, outputs = notebook.run(
+        "from IPython.display import clear_output\n"
+        "display('gone')\nclear_output()\ndisplay('waits')\nclear_output(wait=True)\ndisplay('stays')\nprint('text')"
+    )
+
+    stays, text = saved(outputs)
+    assert stays["data"]["text/plain"] == "'stays'"
+    assert "receipt" in stays["metadata"]["holdfast"]
+    assert text["text"] == "text\n"
+    assert [output["msg_type"] for output in outputs].count("update_display_data") == 1
+
+
+def test_what_a_browser_would_execute_is_shown_once_and_names_its_run(notebook: Notebook) -> None:
+    reply, outputs = notebook.run(
+        "from IPython.display import HTML, Javascript\n"
+        "display(Javascript('1'), HTML('<b>x</b><script>1</script>'))\n"
+        "display(HTML('<img src=x onerror=alert()>'), HTML('<input>'))\n"
+        "display({'application/vnd.plotly.v1+json': {}, 'text/plain': 'figure'}, raw=True)\n"
+        "display(HTML('<style scoped>td { color: red }</style><table><tr><td class=on>=1</td></tr></table>'))"
+    )
+
+    shown = saved(outputs)
+    assert [output["msg_type"] for output in outputs] == ["display_data"] * 6 + ["update_display_data"]
+    assert {output["metadata"]["holdfast"]["run"] for output in shown} == {reply["metadata"]["holdfast"]["run"]}
+    assert ["receipt" in output["metadata"]["holdfast"] for output in shown] == [False] * 5 + [True]
+
+
+def test_two_displays_with_one_id_keep_what_each_shows(notebook: Notebook) -> None:
+    notebook.run("display('elsewhere', display_id='same');")
+    _, outputs = notebook.run(
+        "display('here', display_id='same')\ndisplay('a', display_id='two')\ndisplay('b', display_id='two');"
+    )
+
+    assert [output["msg_type"] for output in outputs] == ["display_data"] * 3
+
+
+@pytest.fixture
+def every_value(notebook: Notebook) -> Iterator[None]:
+    """A cell shows the value of each of its expressions, as IPython can be told to."""
+    notebook.run("get_ipython().ast_node_interactivity = 'all'")
+    yield
+    notebook.run("get_ipython().ast_node_interactivity = 'last_expr'")
+
+
+@pytest.mark.usefixtures("every_value")
+def test_a_cell_that_goes_on_after_a_result_shows_it_while_it_runs(notebook: Notebook) -> None:
+    asked = notebook.send("6 * 7\nprint('on', flush=True)\nwhile True: pass")
+    while (result := notebook.next_output(asked))["msg_type"] != "execute_result":
+        pass
+    notebook.wait_printed(asked, "on")
+    notebook.manager.interrupt_kernel()
+
+    assert "receipt" not in result["content"]["metadata"]["holdfast"]
+    assert notebook.reply(asked)["content"]["ename"] == "KeyboardInterrupt"
+
+
+@pytest.mark.usefixtures("every_value")
+def test_a_result_is_shown_before_a_question_and_the_others_wait_for_their_receipt(notebook: Notebook) -> None:
+    asked = notebook.send("6 * 7\ninput('go on?')\n'last'", allow_stdin=True)
+    notebook.client.get_stdin_msg(timeout=WAIT_S)
+    while (early := notebook.next_output(asked))["msg_type"] != "execute_result":
+        pass
+    notebook.client.input("yes")
+    late = notebook.outputs(asked)
+
+    assert "receipt" not in early["content"]["metadata"]["holdfast"]
+    assert [output["content"]["data"]["text/plain"] for output in late] == ["'yes'", "'last'"]
+    assert all("receipt" in output["content"]["metadata"]["holdfast"] for output in late)
+
+
+def test_more_displays_than_are_kept_name_their_run_alone(notebook: Notebook) -> None:
+    _, many = notebook.run(f"for n in range({MOST_DISPLAYS} + 5): display(n)")
+    _, large = notebook.run(
+        f"for n in range(3): display({{'text/plain': 'x' * ({MOST_CHARACTERS} // 5 * 2)}}, raw=True)"
+    )
+
+    have = [["receipt" in output["metadata"]["holdfast"] for output in saved(outputs)] for outputs in (many, large)]
+    assert have == [[True] * MOST_DISPLAYS + [False] * 5, [True, True, False]]
 
 
 def test_a_cell_cannot_forge_its_receipt(notebook: Notebook) -> None:
-    forged = "display({'text/plain': 'x'}, raw=True, metadata={'holdfast': {'run': 'forged'}, 'other': 1})"
-    reply, (output,) = notebook.run(forged)
+    forged = (
+        "display({'text/plain': 'x'}, raw=True,"
+        " metadata={'holdfast': {'run': 'forged', 'receipt': 'forged'}, 'other': 1})"
+    )
+    reply, (live, sealed) = notebook.run(forged)
 
-    assert output["content"]["metadata"]["holdfast"]["run"] == reply["metadata"]["holdfast"]["run"]
-    assert output["content"]["metadata"]["other"] == 1
+    for output in (live, sealed):
+        assert output["content"]["metadata"]["holdfast"]["run"] == reply["metadata"]["holdfast"]["run"]
+        assert output["content"]["metadata"]["other"] == 1
+    assert "receipt" not in live["content"]["metadata"]["holdfast"]
+    assert sealed["content"]["metadata"]["holdfast"]["receipt"] == reply["metadata"]["holdfast"]["receipt"]
 
 
 def test_a_display_is_updated_and_cleared_in_order(notebook: Notebook) -> None:
@@ -274,6 +360,7 @@ def test_a_display_is_updated_and_cleared_in_order(notebook: Notebook) -> None:
         "display({'application/json': {'a': [1, 2]}}, raw=True)"
     )
 
+    assert outputs.pop()["content"]["transient"] == outputs[4]["content"]["transient"], "the last one, with its receipt"
     kinds = [output["msg_type"] for output in outputs]
     assert kinds == ["display_data", "stream", "update_display_data", "clear_output", "display_data"]
     assert outputs[0]["content"]["transient"] == outputs[2]["content"]["transient"] == {"display_id": "one"}
@@ -308,9 +395,11 @@ def test_after_too_much_memory_the_notebook_goes_on_with_its_variables_and_a_not
     assert reply["content"]["status"] == "error"
     assert reply["content"]["ename"] in ("OutOfMemory", "MemoryError")
     assert reply["metadata"]["holdfast"]["status"] == "rolled_back"
-    assert [output["msg_type"] for output in outputs] == ["stream", "error"]
-    assert note["name"] == "stderr"
-    assert all(word in note["text"] for word in ("Cause: ", "Memory: as it was before the run", "Next: "))
+    assert [output["msg_type"] for output in outputs] == ["display_data", "error"]
+    for kind in ("text/plain", "text/html"):
+        assert all(word in note["data"][kind] for word in ("Cause: ", "Memory: as it was before the run", "Next: "))
+    assert note["metadata"]["holdfast"]["receipt"] == reply["metadata"]["holdfast"]["receipt"]
+    assert outputs[1]["metadata"]["holdfast"] == reply["metadata"]["holdfast"], "an error's content has no metadata"
     assert notebook.value("kept") == "[0, 1, 2, 3, 4]"
     assert notebook.value("max(Out)") == str(number + 1), "the number of a cell is IPython's own"
 
@@ -437,15 +526,16 @@ def test_nbclient_runs_a_notebook_with_plots(home: Path) -> None:
     figures = [output.data["image/png"] for output in shown if "image/png" in output.data]
     assert len(figures) == 2
     assert all(base64.b64decode(figure).startswith(b"\x89PNG") for figure in figures)
-    assert len({output.metadata.holdfast.run for output in shown}) == 4, "each cell that shows something is a run"
-    assert [output.output_type for output in outputs[3]] == ["stream", "error"]
+    assert len({output.metadata.holdfast.run for output in shown}) == 5, "each cell that shows something is a run"
+    assert len({output.metadata.holdfast.receipt.sha256 for output in shown}) == 5, "and has a receipt"
+    assert [output.output_type for output in outputs[3]] == ["display_data", "error"]
     assert outputs[4][0].data["text/plain"] == "(4.99, 24)"
     end_server(home)
     assert left_behind(home) == []
 
 
 def test_papermill_runs_one_with_parameters(home: Path, tmp_path: Path) -> None:
-    cells = a_notebook("factor = 1", "print(factor * 21)\nfactor * 21")
+    cells = a_notebook("factor = 1", "display('shown')\nprint(factor * 21)\nfactor * 21")
     cells.cells[0].metadata.tags = ["parameters"]
     cells.metadata.kernelspec = {"name": "holdfast", "display_name": "Holdfast", "language": "python"}
     nbformat.write(cells, tmp_path / "in.ipynb")
@@ -455,7 +545,10 @@ def test_papermill_runs_one_with_parameters(home: Path, tmp_path: Path) -> None:
     )
 
     assert done.metadata.papermill.exception is None
-    assert [output.get("text") or output.data["text/plain"] for output in done.cells[-1].outputs] == ["42\n", "42"]
+    shown, printed, result = done.cells[-1].outputs
+    assert (shown.data["text/plain"], printed.text, result.data["text/plain"]) == ("'shown'", "42\n", "42")
+    assert shown.metadata.holdfast == result.metadata.holdfast
+    assert len(result.metadata.holdfast.receipt.sha256) == 64
     end_server(home)
     assert left_behind(home) == []
 

@@ -25,6 +25,7 @@ from holdfast.errors import HoldfastError
 from holdfast.jupyter import history, messages
 from holdfast.jupyter.desk import Desk
 from holdfast.jupyter.outlet import Outlet
+from holdfast.jupyter.outputs import Outputs
 from holdfast.model import Event, Run
 
 _EXPRESSIONS = "application/vnd.holdfast.expressions+json"
@@ -59,6 +60,7 @@ class HoldfastKernel(Kernel):
         self._history = history.History()
         self._generation = 0
         self._about_last: Content = {}
+        self._display_ids: set[str] = set()
 
     def start(self) -> None:
         super().start()
@@ -114,17 +116,22 @@ class HoldfastKernel(Kernel):
         count, before = self.execution_count, self.execution_count - (not silent)
         inert = self._desk.chosen.inert
 
+        def send(kind: str, content: Content) -> bool:
+            return self._publish(kind, content, parent)
+
         def publish(events: Iterable[Event]) -> None:
-            for kind, content in messages.of_events(events, session=session.id, count=count, inert=inert):
-                self._publish(kind, content, parent)
+            outputs.add(messages.of_events(events, session=session.id, count=count, inert=inert))
+
+        async def typed(prompt: str, password: bool) -> str:
+            outlet.flush()
+            outputs.release()
+            return await self._typed(prompt, password, parent=parent, ident=ident)
 
         async def ask(prompt: str, password: bool) -> str:
             """Called in the engine's thread; the socket is this one's."""
-            return await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(self._typed(prompt, password, parent, ident, outlet), loop)
-            )
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(typed(prompt, password), loop))
 
-        loop, outlet = asyncio.get_running_loop(), Outlet(publish)
+        loop, outlet, outputs = asyncio.get_running_loop(), Outlet(publish), Outputs(send, self._display_ids)
         try:
             run = await session.run(
                 code,
@@ -132,10 +139,14 @@ class HoldfastKernel(Kernel):
                 on_event=None if silent else outlet.hear,
                 on_input=ask if allow_stdin else None,
             )
-        finally:
+        except BaseException:
             outlet.flush()
+            outputs.release()
+            raise
         self.execution_count = run.count if run.memory == "kept" else before if run.memory == "restored" else 0
         self._about_last = messages.of_run(run)
+        outlet.flush()
+        outputs.settle(messages.of_receipt(run))
         await self._tell_of_losses(session, run, silent=silent)
         return run
 
@@ -144,30 +155,36 @@ class HoldfastKernel(Kernel):
         text, known = messages.note(run), self._generation
         self._generation = run.generation
         if not text and known and run.generation > known:
-            text = f"Holdfast started a new kernel before this cell.\n{(await session.recover()).text}\n"
+            text = f"Holdfast started a new kernel before this cell.\n{(await session.recover()).text}"
         if text and not silent:
-            self._publish("stream", {"name": "stderr", "text": text}, self.get_parent("shell"))
+            note = messages.of_note(text, run, inert=self._desk.chosen.inert)
+            self._publish("display_data", note, self.get_parent("shell"))
 
     def _failed(self, error: Content, *, silent: bool) -> Content:
         if not silent:
             self._publish("error", error, self.get_parent("shell"))
         return {"status": "error", **error}
 
-    def _publish(self, kind: str, content: Content, parent: Content) -> None:
+    def _publish(self, kind: str, content: Content, parent: Content) -> bool:
+        """Whether it could be sent. Once the run is settled each message, also one of an error, says so itself."""
         assert self.session is not None
+        about = {messages.OURS: self._about_last} if self._about_last else None
         try:
-            self.session.send(self.iopub_socket, kind, content, parent=parent, ident=self._topic(kind))
+            self.session.send(self.iopub_socket, kind, content, parent=parent, ident=self._topic(kind), metadata=about)
         except _UNSENDABLE as error:
             said = {"name": "stderr", "text": f"an output that cannot be sent as JSON was left out: {error}\n"}
             self.session.send(self.iopub_socket, "stream", said, parent=parent, ident=self._topic("stream"))
+            return False
+        return True
 
     def finish_metadata(self, parent: Content, metadata: Content, reply_content: Content) -> Content:
-        return {**metadata, messages.OURS: self._about_last} if self._about_last else metadata
+        """The last word about a run."""
+        about, self._about_last = self._about_last, {}
+        return {**metadata, messages.OURS: about} if about else metadata
 
-    async def _typed(self, prompt: str, password: bool, parent: Content, ident: Any, outlet: Outlet) -> str:
+    async def _typed(self, prompt: str, password: bool, *, parent: Content, ident: Any) -> str:
         """What the user types after `input()`. An interrupt cancels it."""
         assert self.session is not None
-        outlet.flush()
         while self.session.recv(self.stdin_socket, mode=zmq.NOBLOCK)[1] is not None:
             pass  # an answer to a question that was interrupted
         question = {"prompt": prompt, "password": password}

@@ -1,10 +1,12 @@
 """From what a run said and how it ended to what Jupyter's protocol calls it. All of it is hostile: only data is made.
 
-Every output carries the run's id in its metadata under `holdfast`, and the reply the receipt's digest: a saved notebook
-says which receipt each of its figures belongs to. What a cell itself writes there is overwritten.
+Every output that has metadata carries the run's id there under `holdfast`, and the receipt's digest once it exists (see
+`outputs.py`): a saved notebook says which receipt each of its figures belongs to. What a cell itself writes there is
+overwritten.
 """
 
 import base64
+import html
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -91,8 +93,18 @@ def of_run(run: Run) -> dict[str, Any]:
         "generation": run.generation,
         "ckpt": run.ckpt,
         "memory": run.memory,
-        "receipt": None if run.receipt is None else {"sha256": run.receipt.sha256, "number": run.receipt.number},
+        "receipt": of_receipt(run),
     }
+
+
+def of_receipt(run: Run) -> dict[str, Any] | None:
+    return None if run.receipt is None else {"sha256": run.receipt.sha256, "number": run.receipt.number}
+
+
+def with_receipt(content: dict[str, Any], receipt: dict[str, Any]) -> dict[str, Any]:
+    """An output that names its run already."""
+    ours = {**content["metadata"][OURS], "receipt": receipt}
+    return {**content, "metadata": {**content["metadata"], OURS: ours}}
 
 
 def of_error(error: RunError) -> dict[str, Any]:
@@ -111,7 +123,17 @@ def note(run: Run) -> str:
     """What is said of a run that was taken back; nothing of any other, nor of one that was never started."""
     if run.recovery is None or run.recovery.code == "syntax":
         return ""
-    return f"Holdfast took this cell back; the notebook goes on.\n{run.recovery.text}\n"
+    return f"Holdfast took this cell back; the notebook goes on.\n{run.recovery.text}"
+
+
+def of_note(text: str, run: Run, *, inert: bool) -> dict[str, Any]:
+    """A display, and not text on stderr, so that the saved notebook has the receipt beside it."""
+    shown = f'<pre style="border-left: 4px solid #c62828; padding-left: 1em">{html.escape(text)}</pre>'
+    return {
+        "data": bundle({"text/plain": text, "text/html": shown}, inert=inert),
+        "metadata": {OURS: {"session": run.session, "run": run.id, "receipt": of_receipt(run)}},
+        "transient": {},
+    }
 
 
 def expressions(displays: list[Display], kind: str) -> dict[str, Any]:
