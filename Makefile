@@ -28,7 +28,7 @@ demo: .stamps/guests
 serve: .stamps/guests
 	@$(BIN)/holdfast serve
 
-test: .stamps/lint .stamps/guests .stamps/vm
+test: .stamps/lint .stamps/guests .stamps/vm .stamps/browser
 	$(BIN)/python -m pytest $(SUITE) $(AT_ONCE) || $(BIN)/python -m pytest $(SUITE) $(ALONE)
 	$(BIN)/python -m pytest tests/stress tests/vm
 	$(BIN)/python tests/ordinary_user.py
@@ -69,6 +69,12 @@ clean:
 
 .stamps/vm: .stamps/venv tests/vm/boot.py
 	@$(BIN)/python tests/vm/boot.py --prepare
+	@touch $@
+
+# For the test that works in JupyterLab; without it that one is skipped.
+.stamps/browser: tools/system-packages
+	@mkdir -p .stamps
+	@tools/system-packages $(PYTHON) chromium
 	@touch $@
 
 .stamps/bench: .stamps/venv
