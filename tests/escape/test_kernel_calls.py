@@ -37,6 +37,8 @@ FORBIDDEN = {
     "request_key": '"request_key", b"user", b"x", None, -3',
     "bpf": '"bpf", 0, bytes(128), 128',
     "io_uring_setup": '"io_uring_setup", 8, _ctypes.create_string_buffer(200)',
+    "io_uring_enter": '"io_uring_enter", 0, 1, 1, 0, 0, 0',
+    "io_uring_register": '"io_uring_register", 0, 0, 0, 0',
     "userfaultfd": '"userfaultfd", 1',
     "perf_event_open": '"perf_event_open", bytes(128), 0, -1, -1, 0',
     "open_by_handle_at": '"open_by_handle_at", -100, bytes(128), 0',
@@ -80,6 +82,8 @@ FORBIDDEN = {
     "tiocsti_with_high_bits": '"ioctl", 0, 0x5412 | 1 << 40, b"x"',
     "tioclinux": '"ioctl", 0, 0x541C, b"\\x02"',
     "realtime_scheduling": '"sched_setscheduler", 0, 1, (50).to_bytes(4, "little")',
+    "deadline_scheduling": '"sched_setattr", 0, (_ctypes.c_uint64 * 6)(6 << 32 | 48, 0, 0, 10**7, 10**8, 10**8), 0',
+    "realtime_disk": '"ioprio_set", 1, 0, 1 << 13',
     "nice_below_zero": '"setpriority", 0, 0, -5',
 }
 
@@ -106,6 +110,29 @@ def test_no_namespace_can_be_entered_through_proc(probe, kind):
     """)
 
     assert printed == "EPERM EPERM"
+
+
+@pytest.mark.parametrize("kind", ["mnt", "uts", "ipc", "user", "pid", "net", "cgroup", "time"])
+def test_no_namespace_hands_out_its_owner_its_parent_or_its_neighbours(probe, kind):
+    # NS_GET_USERNS, NS_GET_PARENT; NS_MNT_GET_NEXT and NS_MNT_GET_PREV with room for what they tell.
+    printed = probe(f"""
+        fd = os.open("/proc/self/ns/{kind}", os.O_RDONLY)
+        told = _ctypes.create_string_buffer(64)
+        print(*[call("ioctl", fd, number, told) for number in (0xB701, 0xB702, 0x8010B70B, 0x8010B70C)])
+        os.close(fd)
+    """)
+
+    assert set(printed.split()) <= {"EPERM", "EINVAL", "ENOTTY"}
+
+
+def test_a_handle_on_pid_1_opens_none_of_its_namespaces(probe):
+    printed = probe("""
+        handle = os.pidfd_open(1)
+        print(*[call("ioctl", handle, 0xFF00 | number, 0) for number in range(1, 11)])
+        os.close(handle)
+    """)
+
+    assert set(printed.split()) <= {"EACCES", "EPERM", "EINVAL", "ENOTTY"}
 
 
 NAMESPACES = {
@@ -213,15 +240,18 @@ def test_a_file_that_steers_the_machine_takes_no_word(probe, path):
     assert probe(f'print(tries(writes, "{path}", b"0"))') in ("EACCES", "EPERM", "EROFS", "ENOENT", "EIO")
 
 
-def test_nothing_below_proc_sys_opens_for_writing(probe):
+def test_nothing_in_proc_but_its_own_processes_opens_for_writing(probe):
     """ns_last_pid is open to all and takes a word from nobody without a capability: tested above."""
     printed = probe("""
         import json
         opened = []
-        for directory, _, files in os.walk("/proc/sys"):
+        for directory, directories, files in os.walk("/proc"):
+            if directory == "/proc":
+                directories[:] = [name for name in directories if not name.isdigit()]
             for name in files:
                 path = os.path.join(directory, name)
-                if path != "/proc/sys/kernel/ns_last_pid" and tries(os.open, path, os.O_WRONLY).startswith("SUCCESS"):
+                flags = os.O_WRONLY | os.O_NONBLOCK
+                if path != "/proc/sys/kernel/ns_last_pid" and tries(os.open, path, flags).startswith("SUCCESS"):
                     opened.append(path)
         print(json.dumps(opened))
     """)

@@ -79,6 +79,23 @@ import mmap
 keep = mmap.mmap(-1, 1 << 42, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
 for at in range(0, 1 << 42, 1 << 21): keep[at]
 """,
+    "system_v_semaphores": """
+libc = ctypes.CDLL(None, use_errno=True)
+while libc.semget(0, 32_000, 0o1600) >= 0: pass
+""",
+    "files_without_a_byte_in_dev_shm": """
+for number in range(2_000_000): open(f"/dev/shm/{number}", "w").close()
+""",
+    "attributes_of_files_in_dev_shm": """
+for number in range(20_000):
+    open(f"/dev/shm/{number}", "w").close()
+    for name in range(16): os.setxattr(f"/dev/shm/{number}", f"user.{name}", b"x" * 60_000)
+""",
+    "dev_zero": """
+import mmap
+keep = mmap.mmap(os.open("/dev/zero", os.O_RDWR), 1 << 30)
+for _ in range(1000): keep.write(b"x" * 1_000_000)
+""",
     "message_queues": """
 libc = ctypes.CDLL(None, use_errno=True)
 for _ in range(32_000):
@@ -102,6 +119,25 @@ def test_memory_in_disguise_stays_below_the_cap(open_session, tools, hoard):
         assert run.error.code in ("out_of_memory", "exception", "killed", "timeout")
     elif tools.live(session).computer.now.cgroup is cgroup:
         assert tools.memory_of(session) <= CAP
+
+
+def test_what_a_guest_asked_linux_to_watch_does_not_keep_it_from_dying(open_session, tools):
+    """A trigger on the machine's pressure takes Linux milliseconds to take down: who has thousands outlives SIGKILL."""
+    session = open_session(memory=CAP)
+    run = tools.storm(
+        session,
+        """
+        import time
+        for _ in range(4):
+            if os.fork() == 0:
+                while (fd := tries(os.open, "/proc/pressure/cpu", os.O_RDWR)).startswith("SUCCESS"):
+                    os.write(int(fd.split()[1]), b"some 150000 2000000\\0")
+                time.sleep(60)
+        time.sleep(2)
+        """,
+    )
+
+    assert [stray.outcome for stray in run.strays] == ["killed"] * 4
 
 
 def sockstat(protocol: str) -> int:

@@ -38,6 +38,10 @@ SESSIONS = "/.sessions"
 SHARED = "/.shared"
 """The same for a directory of the user's that sessions have as /mnt/data."""
 _READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+# An ordinary user's guest has the uid that owns the ipc namespace's settings in `sys`. Any guest may write to
+# `pressure`: each word sets a trigger that Linux charges to nobody, watches, and takes milliseconds to take down
+# again, so that a process with thousands of them outlives its SIGKILL by minutes.
+_PROC_READ_ONLY = ("/proc/sys", "/proc/pressure")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "mime.types", "protocols", "services", "debian_version")
@@ -91,9 +95,9 @@ def enter_session(*, shm_bytes: int, shared: bool = False) -> None:
     # Over the template's, not instead of it: in a user namespace the kernel grants a fresh /proc only to
     # those who can already see a whole one. hidepid: pid 1 belongs to another uid and stays out of sight.
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, "hidepid=2")
-    # An ordinary user's guest has the uid that owns the ipc namespace's settings there.
-    linux.mount("/proc/sys", "/proc/sys", flags=linux.MS_BIND)
-    linux.mount(None, "/proc/sys", flags=_READ_ONLY | linux.MS_NOEXEC)
+    for place in filter(os.path.isdir, _PROC_READ_ONLY):
+        linux.mount(place, place, flags=linux.MS_BIND)
+        linux.mount(None, place, flags=_READ_ONLY | linux.MS_NOEXEC)
 
 
 def _bind(source: str, target: str) -> None:
