@@ -51,7 +51,7 @@ clean:
 	@tools/system-packages $(PYTHON)
 	@touch $@
 
-.stamps/venv: pyproject.toml setup.py $(wildcard src/holdfast/*/*.c) | .stamps/system
+.stamps/venv: pyproject.toml setup.py $(wildcard src/holdfast/*.c src/holdfast/*/*.c) | .stamps/system
 	@tools/make-venv $(PYTHON) .venv
 	@touch $@
 

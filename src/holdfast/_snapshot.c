@@ -379,17 +379,50 @@ static void set_oom_score(const char *value, size_t length) {
     close(score);
 }
 
-/* The whole life of a frozen copy: say that it is there, wait to be woken, or end. The host reads who it is from the
- * credentials that Linux attaches to the message. */
-static void sleep_until_woken(int wake_fd) {
-    char message[64];
+/* One message of the host's, and the descriptor that may come with it; -1 if none does. */
+static long receive(int socket, char *message, size_t room, int *descriptor) {
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr aligned;
+    } ancillary;
+    struct iovec piece = {message, room};
+    struct msghdr header = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &ancillary};
     long size;
+    do {
+        header.msg_controllen = sizeof ancillary;
+        size = SYS3(SYS_recvmsg, socket, &header, MSG_CMSG_CLOEXEC);
+    } while (size == -EINTR);
+    *descriptor = -1;
+    struct cmsghdr *first = size > 0 ? CMSG_FIRSTHDR(&header) : 0;
+    if (first && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS)
+        memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
+    return size;
+}
+
+static void say_asleep(int socket) {
+    if (sys6(SYS_sendto, socket, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) != 6) SYS2(SYS_exit_group, 1, 0);
+}
+
+/* The whole life of a frozen copy: say that it is there, wait to be woken, or end. The host reads who it is from the
+ * credentials that Linux attaches to the message.
+ *
+ * All copies are born on one socket, and only one may sleep there. Who is to sleep on while another is born gets a
+ * socket of its own from the host, a bed, which nobody else has; there it says again that it sleeps. */
+static void sleep_until_woken(int wake_fd) {
+    char message[64] = {0};
+    int bed;
     set_oom_score("0", 1);
     if (SYS3(SYS_prctl, PR_SET_DUMPABLE, 0, 0) != 0) SYS2(SYS_exit_group, 1, 0);
-    if (sys6(SYS_sendto, wake_fd, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) != 6) SYS2(SYS_exit_group, 1, 0);
-    do size = sys6(SYS_recvfrom, wake_fd, (long)message, sizeof message, 0, 0, 0);
-    while (size == -EINTR);
-    if (size <= 0) SYS2(SYS_exit_group, 0, 0); /* the host is gone, or the descriptor is */
+    say_asleep(wake_fd);
+    long size = receive(wake_fd, message, sizeof message, &bed);
+    if (bed >= 0) {
+        int other;
+        say_asleep(bed);
+        size = receive(bed, message, sizeof message, &other);
+        SYS2(SYS_close, bed, 0);
+    }
+    /* The host is gone, or the descriptor is; or there was no room for the bed. */
+    if (size != 4 || memcmp(message, "wake", 4) != 0) SYS2(SYS_exit_group, 0, 0);
     SYS3(SYS_prctl, PR_SET_DUMPABLE, 1, 0);
     set_oom_score("500", 3); /* it is the kernel now; after DUMPABLE, which decides who may write there */
 }

@@ -81,6 +81,8 @@ class CreateSession(Body, frozen=True):
     cpus: float = 2.0
     processes: int = 256
     disk: int | str = "10G"
+    undo: int = 0
+    """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
     env: str | None = None
     """A path on the server: only its owner may choose one."""
     mode: Mode = "strict"

@@ -61,6 +61,7 @@ class AsyncSession:
         cpus: float = 2.0,
         processes: int = 256,
         disk: int | str = "10G",
+        undo: int = 0,
         env: str | Path | None = None,
         home: str | Path | None = None,
         memory_cap: MemoryCap = "cgroup",
@@ -76,7 +77,8 @@ class AsyncSession:
     ) -> None:
         """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold.
         `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had. With `keep` its
-        files and books stay, for `resume`, also if this process ends without closing it.
+        files and books stay, for `resume`, also if this process ends without closing it. With `undo` the memory of that
+        many earlier versions is kept asleep, and `restore` brings it back with the files.
 
         With `url` the session is one at a server: `http://…`, or `unix:/path/socket`; `token` is its token or an API
         key, otherwise what HOLDFAST_TOKEN says. With `shared` it is one at the home's own server, which is started if
@@ -89,7 +91,9 @@ class AsyncSession:
             _refuse_beside_url(home=home, memory_cap=memory_cap, report=report, shared=shared)
         elif token is not None:
             raise InvalidSetting("token= without url=", hint="name the server: url=")
-        self._limits = parse_limits(memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk)
+        self._limits = parse_limits(
+            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo
+        )
         self._timeout = timeout
         self._settings = Settings(home=home_path(home), memory_cap=memory_cap)
         self._env = env
@@ -100,7 +104,7 @@ class AsyncSession:
         self._url, self._token, self._shared = url, token, shared
         named = env if env is None or url else Path(env).expanduser().absolute()
         self._wanted = CreateSession(
-            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk,
+            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo,
             env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
             keep=keep, attached=attached or url is None,
         )  # fmt: skip

@@ -5,6 +5,7 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -71,7 +72,7 @@ class Computer:
         self.protection: Protection
         self.pristine = True
         """Nothing has run yet that a rollback would have to keep: a fresh kernel is as good as a snapshot."""
-        self.disk = DiskGuard(workspace, self.pids, limits)
+        self.disk = DiskGuard(workspace, self.pids, limits, make_room=self._make_room)
         self.not_reopened: list[str] = []
         """Files that were open at the last commit and could not be opened again: `Run.not_restored`."""
         self._session = session
@@ -108,6 +109,7 @@ class Computer:
             self.now.cgroup,
             cap_bytes=self.limits.memory_bytes,
             reserve_bytes=self.limits.snapshot_reserve_bytes,
+            undo=self.limits.undo,
         )
         self.pristine = True
         self.now.cgroup.freeze()
@@ -151,6 +153,7 @@ class Computer:
         conduct = Conduct(self.now.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
         peak_is_exact, oom_kills = cgroup.reset_peak(), cgroup.oom_kills()
         self._conduct, given_up = conduct, None
+        self.protection.kept.woken = frozenset()
         try:
             outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards())
         except BaseException as error:
@@ -261,11 +264,30 @@ class Computer:
         self.not_reopened = restaged.not_reopened
         await self._note_untouched()
 
-    async def protect(self) -> None:
-        """A snapshot of the kernel as it is now."""
-        if self.now is not None and not self.pristine:
+    async def protect(self, version: int) -> None:
+        """A snapshot of the kernel as it is now, at this version. What nothing has run in needs none, but to go back
+        to."""
+        if self.now is not None and (self.limits.undo or not self.pristine):
             self.thaw()  # what was looked at and found unchanged was left frozen
-            await self.protection.renew()
+            await self.protection.renew(version)
+
+    async def go_back(self, version: int) -> Aftermath:
+        """Memory as it was at a version whose snapshot sleeps, over the files that are committed now."""
+        woken = None
+        with suppress(HoldfastError):
+            woken = await self.protection.go_back(version, self._next_layer)
+        self.not_reopened = []
+        if woken is not None:
+            await self._note_untouched()
+            return Aftermath(memory="restored", not_restored=woken.not_restored)
+        with suppress(HoldfastError):  # the next request tries again
+            await self.renew()
+        return Aftermath(memory="lost")
+
+    @property
+    def has_woken(self) -> bool:
+        """The kernel was a snapshot, and has none itself."""
+        return self.now is not None and bool(self.protection.kept.woken)
 
     async def sweep(self) -> None:
         """Remove the layers that are done with."""
@@ -292,9 +314,17 @@ class Computer:
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
-        if self.now is not None and self.has_changes():
+        if self.has_changes():
+            await self._next_layer()
+
+    async def _next_layer(self) -> None:
+        if self.now is not None:
             await self._lay_stage()
             await self._mount_stage(self.now.kernel)
+
+    async def _make_room(self) -> bool:
+        """What is kept only to go back to may hold files that are nobody's any more."""
+        return self.now is not None and await self.protection.kept.let_go_of_all()
 
     async def _mount_stage(self, kernel: Kernel) -> None:
         workspace = self.workspace
@@ -304,7 +334,9 @@ class Computer:
     def _guards(self) -> list[Guard]:
         assert self.now is not None
         memory: Guard = (
-            MemoryWatchdog(self.now.cgroup, self.limits) if self.memory_cap == "watchdog" else self.protection
+            MemoryWatchdog(self.now.cgroup, self.limits, make_room=self._make_room)
+            if self.memory_cap == "watchdog"
+            else self.protection
         )
         return [self.disk, memory]
 

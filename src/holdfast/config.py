@@ -16,6 +16,7 @@ _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MIN_MEMORY_BYTES = 64 << 20
+MOST_UNDO = 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Rich outputs of one run."""
     code_bytes: int = 8 << 20
     """The largest cell."""
+    undo: int = 0
+    """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
 
@@ -115,16 +118,19 @@ def parse_limits(
     cpus: float = _DEFAULT.cpus,
     processes: int = _DEFAULT.processes,
     disk: int | str = _DEFAULT.disk_bytes,
+    undo: int = _DEFAULT.undo,
 ) -> Limits:
     """The limits of a session, as callers write them."""
     if not cpus > 0:
         raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
     if processes < 8:
         raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
+    if not 0 <= undo <= MOST_UNDO:
+        raise InvalidSetting(f"undo={undo!r} is not a number of versions", hint=f"write 0 to {MOST_UNDO}")
     timeout_s = _DEFAULT.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
     return Limits(
         memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
-        disk_bytes=parse_bytes(disk, name="disk"),
+        disk_bytes=parse_bytes(disk, name="disk"), undo=undo,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Limits that no cgroup keeps: looked at while a run goes on, and ended by a kill when they are passed."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio.to_thread
 
@@ -15,6 +15,8 @@ _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
+MakeRoom = Callable[[], Awaitable[bool]]
+"""Gives up what is only kept to go back to; False if there is nothing of the kind."""
 
 
 class DiskGuard:
@@ -26,7 +28,10 @@ class DiskGuard:
     in the next run; whoever goes on instead to twice the limit has no next run.
     """
 
-    def __init__(self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits) -> None:
+    def __init__(
+        self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits, *, make_room: MakeRoom
+    ) -> None:
+        self._make_room = make_room
         self._workspace = workspace
         self._pids = pids
         self._limits = limits
@@ -71,14 +76,20 @@ class DiskGuard:
     async def _measure(self) -> Stop | None:
         self._seen = self._free()
         before = self._usage
-        self._usage = usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
         limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
+        usage = await self._look()
+        if usage.size_bytes > limit_bytes and await self._make_room():
+            usage = await self._look()
         if usage.size_bytes > max(limit_bytes, before.size_bytes):
             held, limit = usage.size_bytes >> 20, limit_bytes >> 20
             return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")
         if usage.files > max(limit_files, before.files):
             return _stop(f"the session holds {usage.files:,} files, and its limit is {limit_files:,}")
         return None
+
+    async def _look(self) -> Usage:
+        self._usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
+        return self._usage
 
     def _free(self) -> tuple[int, int]:
         status = os.statvfs(self._workspace.path)
@@ -88,12 +99,13 @@ class DiskGuard:
 class MemoryWatchdog:
     """Stands in for the hard cap where there is no cgroup. A burst between two samples can pass it."""
 
-    def __init__(self, cgroup: Cgroup, limits: Limits) -> None:
+    def __init__(self, cgroup: Cgroup, limits: Limits, *, make_room: MakeRoom) -> None:
+        self._make_room = make_room
         self._cgroup = cgroup
         self._cap_mib = limits.memory_bytes >> 20
 
     async def __call__(self) -> Stop | None:
-        if not self._cgroup.over_cap():
+        if not self._cgroup.over_cap() or (await self._make_room() and not self._cgroup.over_cap()):
             return None
         held = self._cgroup.memory_peak_bytes() >> 20
         message = f"the run needed more than its memory cap of {self._cap_mib} MiB (the watchdog saw {held} MiB)"

@@ -6,7 +6,7 @@ is taken, and the session's cgroup is frozen: nothing runs in the background.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from holdfast import retention
 from holdfast.books import Books
+from holdfast.ckpt import Ckpt
 from holdfast.computer import Aftermath, Computer
 from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionClosed
 from holdfast.kernel import wire
@@ -36,6 +37,8 @@ _REPLY_FIRST_S = 0.002
 """Two threads share one interpreter: the reply gets to the caller before we go on with what he need not wait for."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions."""
+Names = Mapping[str, tuple[str, str]]
+"""name -> (type, run that bound it last)"""
 Reply = TypeVar("Reply", wire.Named, wire.Completed, wire.Inspected)
 
 
@@ -61,6 +64,8 @@ class LiveSession:
         self._wanted = asyncio.Event()
         """Somebody waits for it."""
         self._closed = False
+        self._names: dict[int, Names] = {}
+        """Of the versions whose memory is kept."""
         self.ended = asyncio.Event()
         """Nothing of it is left but, if it was kept, its files and books."""
 
@@ -170,6 +175,7 @@ class LiveSession:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
             await self._ensure_kernel()
+            await self._protect_the_beginning()
             self.computer.thaw()
             try:
                 yield self.computer
@@ -184,7 +190,7 @@ class LiveSession:
             try:
                 yield self.computer
             finally:
-                self._put_to_rest(changes_memory=self.published)
+                self._put_to_rest(changes_memory=self.published or self.computer.has_woken)
 
     async def _refuse_if_unfit(self) -> None:
         """Where the disk was full, there may be room by now."""
@@ -201,6 +207,24 @@ class LiveSession:
         aftermath = await self.computer.roll_back(alive=alive)
         if aftermath.memory == "lost":
             self.raise_generation(cause, run=run)
+        return aftermath
+
+    def names_at(self, target: Ckpt) -> Names | str:
+        """The names of a version whose memory can be brought back; or why it cannot."""
+        if not self.limits.undo:
+            return "the session keeps no snapshots of earlier versions (undo=0)"
+        if target.generation != self.generation or self.computer.now is None:
+            return "memory was lost since"
+        kept = self.computer.protection.kept
+        names = self._names.get(target.version)
+        return kept.why_not(target.version) if names is None or kept.find(target.version) is None else names
+
+    async def go_back(self, version: int) -> Aftermath:
+        """Memory as it was at a version; the files under it are committed already. It may be lost instead."""
+        aftermath = await self.computer.go_back(version)
+        self.published = False  # what is under the kernel now is fresh
+        if aftermath.memory == "lost":
+            self.raise_generation(f"the snapshot of version {version} did not wake")
         return aftermath
 
     async def _ensure_kernel(self) -> None:
@@ -229,13 +253,26 @@ class LiveSession:
                     self.published = False
                     await computer.restage()
                 if changes_memory:
-                    await computer.protect()
+                    await self._protect()
             except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
                 await computer.end_kernel()
             computer.freeze()
         await computer.sweep()
         await retention.trim(self.books, self.limits)
         await computer.disk.take_stock()
+
+    async def _protect_the_beginning(self) -> None:
+        """What is kept before anything has run is worth going back to, and nothing else."""
+        computer = self.computer
+        if self.limits.undo and computer.pristine and not computer.protection.kept.find(self.books.state.version):
+            await self._protect()
+
+    async def _protect(self) -> None:
+        await self.computer.protect(self.books.state.version)
+        if self.limits.undo and self.computer.now is not None:
+            self._names[self.books.state.version] = self.books.state.live()
+            kept = self.computer.protection.kept.versions()
+            self._names = {version: names for version, names in self._names.items() if version in kept}
 
     async def wait_settled(self) -> None:
         """Whoever is cancelled here leaves it to the next to wait: no turn begins before it is over."""

@@ -161,9 +161,9 @@ def write_manifest(books: Books, state: State) -> None:
 
 def state_after(state: State, verified: Verified) -> State:
     """Where a verified run leads."""
-    bound = {name: kind for name, (kind, _) in verified.names.items() if kind}
+    bound = {name: (kind, run) for name, (kind, run) in verified.names.items() if kind}
     gone = [name for name, (kind, _) in verified.names.items() if not kind]
-    return next_version(with_changes(with_names(state, run=verified.run, bound=bound, gone=gone), verified.changes))
+    return next_version(with_changes(with_names(state, bound=bound, gone=gone), verified.changes))
 
 
 # -- back --------------------------------------------------------------------------------------------------------

@@ -61,12 +61,12 @@ def with_changes(state: State, changes: Sequence[Change]) -> State:
     return msgspec.structs.replace(state, files=files, manifest_sha256=manifest.digest(files))
 
 
-def with_names(state: State, *, run: str, bound: Mapping[str, str], gone: Sequence[str]) -> State:
-    """The same after a run bound some names and took others away."""
+def with_names(state: State, *, bound: Mapping[str, tuple[str, str]], gone: Sequence[str]) -> State:
+    """The same after some names were bound, name -> (type, run), and others taken away."""
     if not bound and not gone:
         return state
     names = {name: row for name, row in state.names.items() if name not in gone}
-    for name, kind in bound.items():
+    for name, (kind, run) in bound.items():
         names[name] = NameRow(type=kind, run=run, generation=state.generation)
     return msgspec.structs.replace(state, names=names)
 

@@ -20,7 +20,7 @@ from holdfast.ckpt import Ckpt
 from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, StateMoved
 from holdfast.expectations import PathLike
 from holdfast.faults import crashpoint
-from holdfast.model import HistoryEntry
+from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
 from holdfast.recovery import resolve
@@ -29,7 +29,7 @@ from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
 from holdfast.resources.restoring import fill_stage, plan_removal, plan_restore, put_file, undo
 from holdfast.results import in_data
-from holdfast.sessions import LiveSession, new_id
+from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, facts_of, settle, state_after
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
@@ -49,8 +49,14 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     ckpt: str
     receipt: Receipt | None
     outputs: list[Change]
+    memory: Memory = "kept"
+    """`restored`: it is as it was at the version asked for. `lost`: that did not work, and the kernel is new."""
+    without_memory: str | None = None
+    """Of a restore: why memory did not come back with the files."""
     names_not_restored: list[str] = []
-    """Of a restore: names that later runs bound or deleted, or that were lost since; memory stays as it is."""
+    """Of a restore: names that are not as they were: later runs bound or deleted them, or they were lost since."""
+    not_restored: list[str] = []
+    """Of memory that was: open things whose state lies outside it, such as sockets."""
     outside: list[str] = []
     """Files that changed since the run before, while nothing was running; they were dropped."""
 
@@ -134,7 +140,8 @@ async def remove(session: LiveSession, path: PathLike) -> Written:
 
 
 async def restore(session: LiveSession, ckpt: str) -> Written:
-    """The files of an earlier version. Memory stays as it is: what is not as it was then is named."""
+    """The files of an earlier version, and its memory where a snapshot of it sleeps. Otherwise memory stays as it is:
+    what is not as it was then is named."""
     books = session.books
     await session.wait_settled()
     target, rows = await resolve(books, ckpt)
@@ -149,7 +156,9 @@ async def restore(session: LiveSession, ckpt: str) -> Written:
         fill_stage(stage, changes, books.blobs, owner=session.workspace.owner)
         return changes
 
-    written = await _change(session, kind="restore", goal=f"restore {target}", fill=fill)
+    written = await _change(session, kind="restore", goal=f"restore {target}", fill=fill, back_to=target)
+    if written.memory != "kept":
+        return written
     return msgspec.structs.replace(written, names_not_restored=sorted(names | lost))
 
 
@@ -179,7 +188,9 @@ def files_at(books: Books, version: int) -> dict[str, FileEntry]:
 # -- one change --------------------------------------------------------------------------------------------------
 
 
-async def _change(session: LiveSession, *, kind: Literal["write", "restore"], goal: str, fill: Fill) -> Written:
+async def _change(
+    session: LiveSession, *, kind: Literal["write", "restore"], goal: str, fill: Fill, back_to: Ckpt | None = None
+) -> Written:
     """To its end, also for a caller who is gone: a run is never left half done."""
     async with session.quiet_turn() as computer:
         with anyio.CancelScope(shield=True):
@@ -190,12 +201,38 @@ async def _change(session: LiveSession, *, kind: Literal["write", "restore"], go
             stage, changes = await _staged(session, planned, fill)
             replaced = [change.path for change in in_data(changes) if change.before]
             outside += await changed_on_host(session.books, replaced)
-            settlement = await _commit(session, planned, stage, changes)
-    return Written(
-        id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
-        receipt=receipt(settlement.receipt.envelope), outside=outside,
-        outputs=[change for change in in_data(changes) if change.kind != "directory"],
+            then = "" if back_to is None else session.names_at(back_to)
+            settlement = await _commit(session, planned, stage, changes, names=_names_back(session, planned.run, then))
+            written = Written(
+                id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
+                receipt=receipt(settlement.receipt.envelope), outside=outside,
+                outputs=[change for change in in_data(changes) if change.kind != "directory"],
+            )  # fmt: skip
+            if back_to is not None:
+                written = await _with_memory(session, written, back_to.version, then)
+    return written
+
+
+async def _with_memory(session: LiveSession, written: Written, version: int, then: Names | str) -> Written:
+    """After the files, which are under it when it wakes: what it has open is opened there."""
+    if isinstance(then, str):
+        return msgspec.structs.replace(written, without_memory=then)
+    crashpoint("restore.settled")
+    aftermath = await session.go_back(version)
+    lost = aftermath.memory == "lost"
+    return msgspec.structs.replace(
+        written, memory=aftermath.memory, ckpt=str(session.books.state.ckpt()), not_restored=aftermath.not_restored,
+        without_memory="its snapshot did not wake" if lost else None, names_not_restored=sorted(then) if lost else [],
     )  # fmt: skip
+
+
+def _names_back(session: LiveSession, run: str, then: Names | str) -> dict[str, tuple[str, str]]:
+    """What changes in the names when memory is again as it was: each has the run that bound it then."""
+    if isinstance(then, str):
+        return {}
+    now = session.books.state.live()
+    gone = {name: ("", run) for name in now if name not in then}
+    return {name: bound for name, bound in then.items() if now.get(name) != bound} | gone
 
 
 async def _staged(session: LiveSession, planned: Planned, fill: Fill) -> tuple[str, list[Change]]:
@@ -212,11 +249,13 @@ async def _staged(session: LiveSession, planned: Planned, fill: Fill) -> tuple[s
         raise
 
 
-async def _commit(session: LiveSession, planned: Planned, stage: str, changes: list[Change]) -> Settlement:
+async def _commit(
+    session: LiveSession, planned: Planned, stage: str, changes: list[Change], *, names: dict[str, tuple[str, str]]
+) -> Settlement:
     books, before = session.books, session.books.state
     verified = Verified(
         run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=stage, changes=changes,
-        names={}, receipt=b"",
+        names=names, receipt=b"",
     )  # fmt: skip
     facts = facts_of(planned, None, before, state_after(before, verified))
     facts = msgspec.structs.replace(facts, changes=in_data(changes), finished_at=verified.at)

@@ -55,11 +55,19 @@ class Snapshots:
         if len(os.listdir("/proc/self/task")) > 1:
             raise OSError("this kernel has threads, and Holdfast was installed without the C part that keeps them")
         pid = os.fork()
-        if pid == 0:
-            self._wake.send(b"asleep")
-            if not self._wake.recv(64):
-                os._exit(0)
+        if pid == 0 and self._sleep() != b"wake":
+            os._exit(0)
         return pid, 0
+
+    def _sleep(self) -> bytes:
+        """On the socket that all copies are born on; or on one that the host gives us, while others are born."""
+        self._wake.send(b"asleep")
+        word, beds, _, _ = socket.recv_fds(self._wake, 64, 1)
+        if not beds:
+            return word
+        with socket.socket(fileno=beds[0]) as bed:
+            bed.send(b"asleep")
+            return bed.recv(64)
 
     def _not_restored(self) -> list[str]:
         return [

@@ -17,6 +17,8 @@ import anyio
 import msgspec
 
 from holdfast.kernel import wire
+from holdfast.kernel.attested import number_inside, receive
+from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
 from holdfast.sandbox.cgroups import MemoryWatch
@@ -28,10 +30,8 @@ _READ_BYTES = 1 << 16
 _READS_PER_ROUND = 16
 _MESSAGES_PER_ROUND = 256
 _LOCATION_BYTES = 64 << 10
-_BURIAL_S = 5.0
 _WRITING_S = 0.03
 _REPORT = struct.Struct("ii")
-_CREDENTIALS = struct.Struct("iii")
 
 Reply = TypeVar("Reply", bound=wire.Message)
 _decoder: "msgspec.msgpack.Decoder[wire.KernelMessage]" = msgspec.msgpack.Decoder(wire.KernelMessage)
@@ -63,6 +63,7 @@ class Kernel:
         self._memory_watch: MemoryWatch | None = None
         self._early: list[Happening] = []
         self._pidfds = Pidfds()
+        self.beds = Beds(wake, self._pidfds)
         self._pid_inside = 0
         self._reaped: set[int] = set()
         self._control = control
@@ -133,7 +134,10 @@ class Kernel:
         return self._pidfds.lives(self.pid)
 
     def has_snapshot(self) -> bool:
-        return self.snapshot is not None and self._pidfds.lives(self.snapshot.pid)
+        return self.snapshot is not None and self.sleeps(self.snapshot)
+
+    def sleeps(self, snapshot: Snapshot) -> bool:
+        return self._pidfds.lives(snapshot.pid)
 
     def interrupt(self) -> bool:
         """Send SIGINT; False if it would be lost, because the cell has not begun (the guest ignores it then)."""
@@ -204,20 +208,30 @@ class Kernel:
             self.owes_snapped += 1
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
-            await self._bury(before)
+            await self.beds.bury(before)
         self.snapshot = Snapshot(sleeper, snapped.pid)
         return None
 
-    async def wake_snapshot(self, timeout_s: float) -> wire.Woken | None:
-        """Let the snapshot be the kernel from now on. The old kernel and its children are dead."""
+    async def put_to_bed(self) -> bool:
+        """Let the snapshot sleep on, however many come after it. False: there is none, or it is lost."""
         snapshot, self.snapshot = self.snapshot, None
+        return snapshot is not None and self.sleeps(snapshot) and await self.beds.lay(snapshot)
+
+    async def wake_snapshot(self, timeout_s: float, *, kept: Snapshot | None = None) -> wire.Woken | None:
+        """Let the snapshot, or one that was put to bed, be the kernel from now on. The old kernel and its children are
+        dead."""
+        snapshot = kept or self.snapshot
         if snapshot is None:
             return None
         self._discard_leftovers()
         self._pidfds.part_from(self.pid)
         try:
-            self._pidfds.signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it
-            self._wake.send(b"wake")
+            if kept is None:
+                self.snapshot = None
+                self._pidfds.signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it
+                self._wake.send(b"wake")
+            else:
+                self.beds.wake(kept)
             with anyio.fail_after(timeout_s):
                 self.pid, self._pid_inside = snapshot.pid, snapshot.pid_inside
                 return await self.expect(wire.Woken)
@@ -227,16 +241,7 @@ class Kernel:
     async def drop_snapshot(self) -> None:
         """Give up the snapshot and its memory, which is free when this returns."""
         snapshot, self.snapshot = self.snapshot, None
-        await self._bury(snapshot)
-
-    async def _bury(self, snapshot: Snapshot | None) -> None:
-        """Kill it and wait until it is gone: who is frozen while he dies keeps his memory until the thaw."""
-        if snapshot is None or snapshot.pid not in self._pidfds:
-            return
-        self._pidfds.signal(snapshot.pid, signal.SIGKILL)
-        with anyio.move_on_after(_BURIAL_S):
-            await anyio.wait_readable(self._pidfds[snapshot.pid])
-        self._pidfds.part_from(snapshot.pid)
+        await self.beds.bury(snapshot)
 
     async def expect(self, kind: type[Reply]) -> Reply | None:
         """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
@@ -266,7 +271,7 @@ class Kernel:
         while not (pid_inside in self._reaped or any(isinstance(event, (Died, Gone)) for event in self._early)):
             await anyio.wait_readable(self._epoll)
             try:
-                word, pid = _receive(self._wake, 64)
+                word, pid = receive(self._wake, 64)
             except wire.ProtocolViolation:
                 continue
             except BlockingIOError:
@@ -275,7 +280,7 @@ class Kernel:
                 continue
             if not word:
                 return None
-            if word == b"asleep" and _number_inside(pid) == pid_inside and self._pidfds.meet(pid) in self._pidfds:
+            if word == b"asleep" and number_inside(pid) == pid_inside and self._pidfds.meet(pid) in self._pidfds:
                 return pid
         return None
 
@@ -284,7 +289,7 @@ class Kernel:
         self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._early = [event for event in self._early if isinstance(event, Printed)]
         with suppress(OSError, wire.ProtocolViolation):
-            while _receive(self._control, wire.PACKET_BYTES + 1)[0]:
+            while receive(self._control, wire.PACKET_BYTES + 1)[0]:
                 pass
         with suppress(FileExistsError):
             self._epoll.register(self._control.fileno(), select.EPOLLIN)
@@ -298,6 +303,7 @@ class Kernel:
         for fd in [self._trace, *self._pipes]:
             os.close(fd)
         self._pipes.clear()
+        self.beds.close()
         self._pidfds.close()
 
     async def _send_packet(self, packet: bytes) -> None:
@@ -312,7 +318,7 @@ class Kernel:
         messages: list[Happening] = []
         try:
             for _ in range(_MESSAGES_PER_ROUND):
-                packet, pid = _receive(self._control, wire.PACKET_BYTES + 1)
+                packet, pid = receive(self._control, wire.PACKET_BYTES + 1)
                 if not packet:
                     self._forget_socket(self._control)
                     return [*messages, Gone("it closed its control socket")]
@@ -334,7 +340,7 @@ class Kernel:
         deaths: list[Happening] = []
         try:
             while True:
-                report, pid = _receive(self._reports, _REPORT.size)
+                report, pid = receive(self._reports, _REPORT.size)
                 if len(report) < _REPORT.size:
                     self._forget_socket(self._reports)
                     return [*deaths, Gone("its pid 1 is gone")]
@@ -346,6 +352,8 @@ class Kernel:
                 elif self.snapshot is not None and reaped == self.snapshot.pid_inside:
                     self._pidfds.part_from(self.snapshot.pid)
                     self.snapshot = None  # user code may kill it: then this run is unprotected, and nothing worse
+                else:
+                    self.beds.forget(reaped)
         except (BlockingIOError, InterruptedError):
             return deaths
 
@@ -372,23 +380,3 @@ def _ignores(pid: int, number: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def _receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
-    """One packet and the pid of its sender, as our pid namespace numbers it."""
-    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
-    if flags & socket.MSG_TRUNC:
-        raise wire.ProtocolViolation("a packet that is too long")
-    for level, kind, value in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-            return data, _CREDENTIALS.unpack(value)[0]
-    return data, 0
-
-
-def _number_inside(pid: int) -> int:
-    """A process's number in its own pid namespace; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            return next(int(line.split()[-1]) for line in status if line.startswith("NSpid:"))
-    except (OSError, StopIteration):
-        return 0

@@ -110,7 +110,7 @@ class LocalNode:
             cgroups.Limits(
                 memory_bytes=limits.memory_bytes,
                 reserve_bytes=limits.snapshot_reserve_bytes,
-                pids=limits.processes,
+                pids=limits.processes + limits.undo,  # who is kept asleep takes nobody's place
                 cpus=limits.cpus,
             ),
         )
@@ -118,7 +118,7 @@ class LocalNode:
             session=session, stage=stage, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
             shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
-            processes=limits.processes if self.tree.kind == "watchdog" else None,
+            processes=limits.processes + limits.undo if self.tree.kind == "watchdog" else None,
             shared=self._shared(shared, SHARED, guest=ids.file_owner),
         )  # fmt: skip
         try:

@@ -10,6 +10,8 @@ At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and look
     own memory below the cap   the copies are to blame: room from the reserve; when that is used up, the snapshot is
                                dropped and the run goes on unprotected
     above it                   killed; the snapshot takes its place
+
+Snapshots of earlier versions (`kept`) go before any of that: past nine tenths of the cap, one after the other.
 """
 
 import os
@@ -24,6 +26,7 @@ import anyio.to_thread
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Stop
+from holdfast.resources.kept import Kept
 from holdfast.sandbox.cgroups import Cgroup
 
 _SNAPSHOT_S = 5.0
@@ -36,7 +39,8 @@ _DROPPED = "memory ran short, and the snapshot had to make room"
 class Protection:
     """Guards one kernel's snapshot and its cap."""
 
-    def __init__(self, kernel: Kernel, cgroup: Cgroup, *, cap_bytes: int, reserve_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, cgroup: Cgroup, *, cap_bytes: int, reserve_bytes: int, undo: int = 0) -> None:
+        self.kept = Kept(kernel, cgroup, undo=undo, cap_bytes=cap_bytes)
         self._unprotected: str | None = "the kernel is new: there is nothing to protect yet"
         self._kernel = kernel
         self._cgroup = cgroup
@@ -64,11 +68,13 @@ class Protection:
     def keep(self) -> set[int]:
         """Processes that are no strays."""
         snapshot = self._kernel.snapshot
-        return {self._kernel.pid, self._kernel.init_pid} | ({snapshot.pid} if snapshot else set())
+        return {self._kernel.pid, self._kernel.init_pid} | ({snapshot.pid} if snapshot else set()) | self.kept.pids
 
-    async def renew(self) -> None:
-        """Take a snapshot of the kernel as it is now, in place of the one before."""
+    async def renew(self, version: int) -> None:
+        """Take a snapshot of the kernel as it is now, at this version, in place of the one before."""
+        await self.kept.make_way(version)
         self._unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
+        await self.kept.born(version)
         self._warned_at, self._had_grace = None, False
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
             self._allow(self._resting)
@@ -84,10 +90,25 @@ class Protection:
         keep = self.keep - {self._kernel.pid}
         await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
         await between()
+        self.kept.wakes(self._kernel.snapshot)
         woken = await self._kernel.wake_snapshot(_WAKE_S)
         if woken is None:
             self._unprotected = "the snapshot did not wake"
         return woken
+
+    async def go_back(self, version: int, between: Callable[[], Awaitable[None]]) -> wire.Woken | None:
+        """Put the snapshot of an earlier version in the kernel's place; the present one sleeps on. None: as above."""
+        self._kernel.kill()  # before the thaw: nothing of the user's runs any more
+        self._cgroup.thaw()
+        keep = self.keep - {self._kernel.pid}
+        await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
+        await self.kept.put_to_bed()
+        snapshot = self.kept.find(version)
+        if snapshot is None:
+            return None
+        await between()
+        self.kept.wakes(snapshot)
+        return await self._kernel.wake_snapshot(_WAKE_S, kept=snapshot)
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at when memory is short, and at every tick."""
@@ -95,6 +116,8 @@ class Protection:
         held_up = self._cgroup.is_held_up()
         if (now < self._soft and not held_up) or self._dying in self._cgroup.pids():
             return None
+        while self.kept.pids and self._cgroup.memory_pinned_bytes() >= self._soft:
+            await self.kept.let_go()
         # In this order: what is copied between the two looks counts for the cell, and never against it.
         pinned = self._cgroup.memory_pinned_bytes()
         copies = await self._copies()
@@ -143,6 +166,8 @@ class Protection:
         wanted = max(self._cap, now) + self._slack
         if wanted <= self._ceiling:
             self._allow(wanted)
+        elif await self.kept.let_go_of_all():
+            pass
         elif self._kernel.snapshot is not None and copies > 0 and not self.pinned:
             await self._kernel.drop_snapshot()
             self._unprotected = _DROPPED

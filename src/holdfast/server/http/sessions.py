@@ -44,8 +44,9 @@ def _refuse_foreign_env(request: Request, asked: api.CreateSession) -> None:
 async def _created(request: Request, asked: api.CreateSession) -> LiveSession:
     hub, principal = hub_of(request), principal_of(request)
     limits = parse_limits(
-        memory=asked.memory, timeout=asked.timeout, cpus=asked.cpus, processes=asked.processes, disk=asked.disk
-    )
+        memory=asked.memory, timeout=asked.timeout, cpus=asked.cpus, processes=asked.processes, disk=asked.disk,
+        undo=asked.undo,
+    )  # fmt: skip
     return await hub.service.create_session(
         limits=limits, mode=asked.mode, env=asked.env, owner=principal.session_owner, keep=asked.keep,
         at_most=None if principal.owner else hub.settings.sessions_per_key,

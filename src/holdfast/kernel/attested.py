@@ -1,0 +1,28 @@
+"""Who sent a packet: not by his words, but as Linux attests."""
+
+import socket
+import struct
+
+from holdfast.kernel import wire
+
+_CREDENTIALS = struct.Struct("iii")
+
+
+def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
+    """One packet and the pid of its sender, as our pid namespace numbers it."""
+    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
+    if flags & socket.MSG_TRUNC:
+        raise wire.ProtocolViolation("a packet that is too long")
+    for level, kind, value in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            return data, _CREDENTIALS.unpack(value)[0]
+    return data, 0
+
+
+def number_inside(pid: int) -> int:
+    """A process's number in its own pid namespace; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return next(int(line.split()[-1]) for line in status if line.startswith("NSpid:"))
+    except (OSError, StopIteration):
+        return 0
