@@ -24,7 +24,8 @@ from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
 from holdfast.recovery import resolve
-from holdfast.resources.descent import open_file
+from holdfast.resources.descent import Parts, open_file
+from holdfast.resources.handles import staged_databases
 from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
 from holdfast.resources.restoring import fill_stage, plan_removal, plan_restore, put_file, undo
@@ -202,7 +203,7 @@ async def _change(
             replaced = [change.path for change in in_data(changes) if change.before]
             outside += await changed_on_host(session.books, replaced)
             then = "" if back_to is None else session.names_at(back_to)
-            settlement = await _commit(session, planned, stage, changes, names=_names_back(session, planned.run, then))
+            settlement = await _commit(session, planned, stage, changes, then=then)
             written = Written(
                 id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
                 receipt=receipt(settlement.receipt.envelope), outside=outside,
@@ -224,6 +225,11 @@ async def _with_memory(session: LiveSession, written: Written, version: int, the
         written, memory=aftermath.memory, ckpt=str(session.books.state.ckpt()), not_restored=aftermath.not_restored,
         without_memory="its snapshot did not wake" if lost else None, names_not_restored=sorted(then) if lost else [],
     )  # fmt: skip
+
+
+def _same_inode(session: LiveSession, stage: str, changes: list[Change], then: Names | str) -> frozenset[Parts]:
+    """A connection that comes back with memory refuses to write to a database of another inode (see `handles`)."""
+    return frozenset() if isinstance(then, str) else staged_databases(session.workspace.stage_path(stage), changes)
 
 
 def _names_back(session: LiveSession, run: str, then: Names | str) -> dict[str, tuple[str, str]]:
@@ -250,12 +256,13 @@ async def _staged(session: LiveSession, planned: Planned, fill: Fill) -> tuple[s
 
 
 async def _commit(
-    session: LiveSession, planned: Planned, stage: str, changes: list[Change], *, names: dict[str, tuple[str, str]]
+    session: LiveSession, planned: Planned, stage: str, changes: list[Change], *, then: Names | str
 ) -> Settlement:
     books, before = session.books, session.books.state
+    same_inode = await books.in_thread(lambda: _same_inode(session, stage, changes, then))
     verified = Verified(
         run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=stage, changes=changes,
-        names=names, receipt=b"",
+        names=_names_back(session, planned.run, then), receipt=b"",
     )  # fmt: skip
     facts = facts_of(planned, None, before, state_after(before, verified))
     facts = msgspec.structs.replace(facts, changes=in_data(changes), finished_at=verified.at)
@@ -264,7 +271,7 @@ async def _commit(
     try:
         await books.journal.append(*books.note(_executed(planned.run), verified))
         crashpoint("write.verified")
-        return await settle(books, planned.run)
+        return await settle(books, planned.run, same_inode=same_inode)
     except HoldfastError as error:
         books.halt(error)
         if any(isinstance(record, Verified) for record in await books.recall(planned.run)):

@@ -1,11 +1,13 @@
-"""restore: the files of an earlier version come back, as a new version; what cannot come back is named."""
+"""restore: the files of an earlier version come back, as a new version, and its memory where a snapshot of it sleeps;
+what cannot come back is named."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
-from holdfast.errors import CkptUnknown
+from holdfast.errors import CkptUnknown, InvalidSetting, StateMoved
 from holdfast.retention import KEPT_VERSIONS
 
 TRANSPORTS = True
@@ -105,3 +107,181 @@ def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, An
         again.restore(begun)
         assert again.files() == []
         assert ok(again.run("__import__('os').listdir()")).text == "[]"
+
+
+# -- memory too ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def undoing(where: dict[str, Any]) -> Iterator[Session]:
+    """A session that can go three versions back, memory included."""
+    with Session(memory="512M", timeout=30, undo=3, **where) as session:
+        yield session
+
+
+def root_of(ckpt: str) -> str:
+    """Of all files and names."""
+    return ckpt.rpartition("-")[2]
+
+
+def test_memory_comes_back_with_the_files(undoing: Session) -> None:
+    first = ok(undoing.run("x = [1]; open('f', 'w').write('1')"))
+    ok(undoing.run("x.append(2); y = 2; open('f', 'w').write('2')"))
+    ok(undoing.run("del x; z = 3; open('f', 'w').write('3')"))
+    back = undoing.restore(first.ckpt)
+
+    assert (back.memory, back.without_memory, back.names_not_restored) == ("restored", None, [])
+    assert (back.version, undoing.version, undoing.generation) == (4, 4, 1)
+    assert (back.ckpt, root_of(back.ckpt)) == (undoing.ckpt, root_of(first.ckpt)), "all is as it was, but the version"
+    assert undoing.names().keys() == {"x"}
+    assert ok(undoing.run("x, open('f').read()")).text == "([1], '1')"
+    assert undoing.run("y").error.name == "NameError"
+    assert undoing.recover().memory == "kept", "nothing was lost"
+
+
+def test_one_goes_back_and_forth_and_on_from_there(undoing: Session) -> None:
+    one, two, three = (ok(undoing.run(f"x = {n}; y{n} = 1")).ckpt for n in (1, 2, 3))
+    for ckpt, value in ((one, 1), (three, 3), (two, 2), (two, 2), (one, 1), (three, 3)):
+        assert undoing.restore(ckpt).memory == "restored"
+        assert undoing.names()["x"].type == "int"
+        assert {name for name in undoing.names() if name != "x"} == {f"y{n}" for n in range(1, value + 1)}
+    undoing.restore(two)
+    on = ok(undoing.run("x += 40; x"))
+    assert on.text == "42"
+    assert undoing.restore(two).memory == "restored"
+    assert ok(undoing.run("x")).text == "2"
+    assert undoing.restore(on.ckpt).memory == "restored"
+    assert ok(undoing.run("x")).text == "42"
+
+
+def test_a_run_that_fails_after_a_restore_goes_back_to_what_was_restored(undoing: Session) -> None:
+    one = ok(undoing.run("x = 1")).ckpt
+    ok(undoing.run("x = 2"))
+    undoing.restore(one)
+    died = undoing.run("x = 3; import os; os._exit(1)")
+
+    assert (died.memory, died.unprotected) == ("restored", None)
+    assert ok(undoing.run("x")).text == "1"
+
+
+def test_threads_come_back_with_memory(undoing: Session) -> None:
+    counting = "import threading\nturn, done, n = threading.Semaphore(0), threading.Semaphore(0), 0\n"
+    counting += "def count():\n    global n\n    while turn.acquire(): n += 1; done.release()\n"
+    ok(undoing.run(counting + "threading.Thread(target=count, daemon=True).start(); turn.release(); done.acquire()"))
+    two = ok(undoing.run("turn.release(); done.acquire(); n"))
+    ok(undoing.run("turn.release(); done.acquire(); n"))
+    undoing.restore(two.ckpt)
+
+    assert ok(undoing.run("n, threading.active_count()")).text == "(2, 2)"
+    assert ok(undoing.run("turn.release(); done.acquire(); n")).text == "3"
+
+
+def test_open_files_are_open_where_they_were_and_sockets_are_named(undoing: Session) -> None:
+    one = ok(
+        undoing.run("log = open('log', 'w'); log.write('one\\n'); log.flush(); import socket; s = socket.socket()")
+    )
+    ok(undoing.run("log.write('two\\n'); log.flush()"))
+    ok(undoing.run("log.close(); import os; os.remove('log')"))
+    back = undoing.restore(one.ckpt)
+
+    assert [what.split(" (")[0] for what in back.not_restored] == ["socket"]
+    ok(undoing.run("log.write('three\\n'); log.flush()"))
+    assert undoing.read("log") == b"one\nthree\n"
+
+
+def test_a_database_that_was_open_can_be_written_to_again(undoing: Session) -> None:
+    ok(undoing.run("import sqlite3; db = sqlite3.connect('a.db'); db.execute('create table t (n)'); db.commit()"))
+    one = ok(undoing.run("db.execute('insert into t values (1)'); db.commit()"))
+    ok(undoing.run("db.execute('insert into t values (2)'); db.commit()"))
+    assert undoing.restore(one.ckpt).memory == "restored"
+    ok(undoing.run("db.execute('insert into t values (3)'); db.commit()"))
+
+    assert ok(undoing.run("db.execute('select n from t').fetchall()")).text == "[(1,), (3,)]"
+    assert ok(undoing.run("sqlite3.connect('a.db').execute('select n from t').fetchall()")).text == "[(1,), (3,)]"
+
+
+def test_the_beginning_has_a_memory_too(undoing: Session) -> None:
+    begun = undoing.ckpt
+    ok(undoing.run("x = 1"))
+    back = undoing.restore(begun)
+
+    assert (back.memory, undoing.names(), root_of(back.ckpt)) == ("restored", {}, root_of(begun))
+
+
+def test_files_written_from_outside_are_versions_that_one_can_go_back_from(undoing: Session) -> None:
+    one = ok(undoing.run("x = 1")).ckpt
+    undoing.write("f", "outside")
+    ok(undoing.run("x = 2"))
+    assert undoing.restore(one).memory == "restored"
+
+    assert (undoing.files(), ok(undoing.run("x")).text) == ([], "1")
+
+
+def test_savepoints_of_a_run_that_failed_have_the_memory_from_before_it(undoing: Session) -> None:
+    one = ok(undoing.run("x = 1")).ckpt
+    saved = undoing.run("from holdfast import kit\nx = 2\nopen('f', 'w').write('f')\nkit.save('f')\n1 / 0").ckpt
+    ok(undoing.run("x = 3"))
+
+    for ckpt, paths in ((saved, ["f"]), (one, [])):
+        assert undoing.restore(ckpt).memory == "restored"
+        assert ok(undoing.run("x")).text == "1"
+        assert [entry.path for entry in undoing.files()] == paths
+
+
+def test_what_is_older_comes_back_as_files_alone_and_says_so(undoing: Session) -> None:
+    ckpts = [ok(undoing.run(f"x = {n}; open('f', 'w').write('{n}')")).ckpt for n in range(6)]
+    back = undoing.restore(ckpts[1])
+
+    assert (back.memory, back.names_not_restored) == ("kept", ["x"])
+    assert back.without_memory == "only the last 3 versions are kept (undo=3)"
+    assert ok(undoing.run("x, open('f').read()")).text == "(5, '1')"
+
+
+def test_a_session_without_undo_says_so(session: Session) -> None:
+    one = ok(session.run("x = 1")).ckpt
+    ok(session.run("x = 2"))
+    back = session.restore(one)
+
+    assert (back.memory, back.names_not_restored, ok(session.run("x")).text) == ("kept", ["x"], "2")
+    assert back.without_memory is not None
+    assert "undo=0" in back.without_memory
+
+
+@pytest.mark.parametrize("lose", ["reset", "death"])
+def test_memory_of_a_generation_that_was_lost_does_not_come_back(undoing: Session, lose: str) -> None:
+    one = ok(undoing.run("x = 1; open('f', 'w').write('1')")).ckpt
+    ok(undoing.run("x = 2; open('f', 'w').write('2')"))
+    if lose == "reset":
+        undoing.reset()
+    else:
+        assert undoing.run("import os; os.kill(-1, 9); os._exit(1)").memory == "lost"
+    back = undoing.restore(one)
+
+    assert (back.memory, back.without_memory) == ("kept", "memory was lost since")
+    assert (back.names_not_restored, undoing.read("f"), undoing.names()) == (["x"], b"1", {})
+
+
+def test_a_name_that_a_restore_took_back_is_missed_by_who_expects_it(undoing: Session) -> None:
+    one, two = ok(undoing.run("x = 1")).ckpt, ok(undoing.run("y = 2")).ckpt
+    undoing.restore(one)
+
+    with pytest.raises(StateMoved):
+        undoing.run("y", expect=two)
+    blocked = undoing.run("y", preflight="block")
+    assert blocked.findings[0].names == ["y"]
+
+
+def test_more_than_sixteen_versions_are_not_kept(where: dict[str, Any]) -> None:
+    for undo in (-1, 17):
+        with pytest.raises(InvalidSetting, match="undo="):
+            Session(undo=undo, **where)
+
+
+def test_a_resumed_session_keeps_as_many_as_it_was_made_with(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, undo=1, **where) as first:
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        one = ok(again.run("x = 1")).ckpt
+        ok(again.run("x = 2"))
+        assert again.restore(one).memory == "restored"

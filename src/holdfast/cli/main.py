@@ -22,6 +22,7 @@ from holdfast.cli.options import (
     Resume,
     Save,
     Timeout,
+    Undo,
     read_source,
     refuse_given,
     typed,
@@ -172,6 +173,7 @@ def repl(
     timeout: Timeout = "60s",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    undo: Undo = 0,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -189,13 +191,13 @@ def repl(
       printf 'x = 6\\n\\nx * 7\\n' | holdfast repl
     """
     if session is not None:
-        refuse_given(context, "memory", "cpus", "disk", "env", "strict")
+        refuse_given(context, "memory", "cpus", "disk", "undo", "env", "strict")
     with _told(home, as_json=as_json):
         from holdfast.cli.repl.loop import Asked, repl
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "memory_cap": memory_cap.value, "mode": "strict" if strict else "notebook",
+            "undo": undo, "memory_cap": memory_cap.value, "mode": "strict" if strict else "notebook",
         }  # fmt: skip
         raise typer.Exit(repl(Asked(settings=settings, session=session, keep=keep, save=save, as_json=as_json)))
 

@@ -61,6 +61,7 @@ Memory = Annotated[str, typer.Option(help="Hard cap of RAM.", metavar="SIZE", ca
 Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback=_checked(_parse_timeout))]
 Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
 Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)]
+Undo = Annotated[int, typer.Option(help="Versions that :restore brings memory back of.", min=0, max=16)]
 Env = Annotated[
     str | None, typer.Option(help="Python for the code: a virtual environment or an interpreter.", metavar="PATH")
 ]

@@ -36,6 +36,12 @@ def databases(stage: Path, changes: Sequence[Change]) -> frozenset[Parts]:
         return frozenset(parts for parts in held if _is_database(cursor, parts))
 
 
+def staged_databases(stage: Path, changes: Sequence[Change]) -> frozenset[Parts]:
+    """SQLite databases in a stage that nobody has open yet: a memory that comes back may hold them."""
+    with Cursor(stage) as cursor:
+        return frozenset(parts for parts in _put(changes) if _is_database(cursor, parts))
+
+
 def let_go(stage: Path, changes: Sequence[Change], *, but: Container[Parts] = ()) -> list[str]:
     """Give each staged file that somebody holds open for writing an inode of its own; returns which. All is frozen."""
     staged = [parts for parts in _put(changes) if parts not in but]

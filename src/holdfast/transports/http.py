@@ -19,6 +19,7 @@ import anyio.to_thread
 import httpx2
 
 from holdfast import api, expectations, paths, verbs
+from holdfast.ckpt import parse
 from holdfast.config import Limits, parse_seconds
 from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, SessionClosed, SessionUnknown, VerifyFailed
 from holdfast.expectations import Declared, PathLike
@@ -267,7 +268,7 @@ class Remote:
             self.generation, self.version, self.ckpt = generation, version, ckpt
 
     def _learn_written(self, written: Written) -> Written:
-        self._learn(self.generation, written.version, written.ckpt)
+        self._learn(parse(written.ckpt).generation, written.version, written.ckpt)
         return written
 
 

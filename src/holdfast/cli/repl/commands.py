@@ -33,12 +33,16 @@ def history(session: Session, argument: str) -> Lines:
 
 
 def restore(session: Session, argument: str) -> Lines:
-    """CKPT: bring the files of an earlier state back, as a new version"""
+    """CKPT: bring the files of an earlier state back, as a new version; and memory, as far as --undo keeps it"""
     if not argument:
         raise InvalidSetting(":restore needs a CKPT", hint=":history shows them; Tab completes them")
     written = session.restore(argument)
     yield f"files are those of {argument}: version {written.version}, {written.ckpt}"
-    if written.names_not_restored:
+    if written.memory == "restored":
+        yield "memory is as it was then" + "".join(f"; not {what}" for what in written.not_restored)
+    elif written.memory == "lost":
+        yield f"memory is lost: {written.without_memory}; gone: {', '.join(written.names_not_restored)}"
+    elif written.names_not_restored:
         yield f"memory stays as it is; not of that state: {', '.join(written.names_not_restored)}"
 
 

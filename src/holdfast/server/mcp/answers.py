@@ -305,7 +305,7 @@ def of_written(written: Written) -> Answer:
         f"[committed · {written.id} · version {written.version}]",
         f"CKPT: {written.ckpt}",
         f"files: {_outputs(written.outputs) or 'nothing changed'}",
-        *([f"newer than these files: {_few(written.names_not_restored)}"] if written.names_not_restored else []),
+        *_of_memory(written),
         *([f"changed between two runs: {_few(written.outside)}"] if written.outside else []),
         f"next: {_NEXT['committed']}",
     ]
@@ -316,10 +316,20 @@ def of_written(written: Written) -> Answer:
         "ckpt": written.ckpt,
         "version": written.version,
         "outputs": written.outputs[: _MOST_ITEMS * 10],
+        "memory": written.memory,
         "names_not_restored": written.names_not_restored,
         "receipt": None if receipt is None else {"number": receipt.number, "sha256": receipt.sha256},
     }
     return Answer(text="\n".join(lines), facts=_plain(facts))
+
+
+def _of_memory(written: Written) -> list[str]:
+    if written.memory == "restored":
+        left = f"; not to be brought back: {_few(written.not_restored)}" if written.not_restored else ""
+        return [f"memory: as it was at that state{left}"]
+    if written.memory == "lost":
+        return [f"memory: lost ({written.without_memory}); gone: {_few(written.names_not_restored)}"]
+    return [f"newer than these files: {_few(written.names_not_restored)}"] if written.names_not_restored else []
 
 
 def of_reset(recovery: Recovery) -> Answer:
