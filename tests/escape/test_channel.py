@@ -181,7 +181,7 @@ def test_descriptors_sent_to_the_host_do_not_stay_there(session, attack):
     before = len(os.listdir("/proc/self/fd"))
     attack("""
         from holdfast.kernel import wire
-        packet = next(wire.packets(wire.Cleared()))
+        packet = wire.packets(wire.Cleared())[0]
         gate = control()
         files = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
         for _ in range(40):

@@ -403,7 +403,7 @@ def test_a_child_may_pose_as_the_snapshot_and_gains_nothing(session: Session) ->
             if pid == 0:
                 wake.send(b"asleep")
                 wake.recv(64)
-                control.send(next(wire.packets(wire.Woken(pid=os.getpid()))))
+                control.send(wire.packets(wire.Woken(pid=os.getpid()))[0])
                 os.execvp("sleep", ["sleep", "1000"])
             return wire.Snapped(pid=pid)
         snapshots.__class__.take = take

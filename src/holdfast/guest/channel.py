@@ -1,16 +1,15 @@
 """The kernel's end of the control socket."""
 
-import signal
 import socket
 import threading
 from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager
-from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 from types import FrameType
 
 import msgspec
 
+from holdfast.guest.signals import SIGINT, set_handler
 from holdfast.kernel import wire
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -30,8 +29,13 @@ class Channel:
         self._assembler = wire.Assembler(max_bytes=1 << 30)  # the host is trusted
 
     def send(self, message: wire.Message) -> None:
+        packets = wire.packets(message)
+        if len(packets) == 1:
+            with self._lock:
+                self._send(packets[0])
+            return
         with self._lock, _interrupts_deferred():
-            for packet in wire.packets(message):
+            for packet in packets:
                 self._send(packet)
 
     def receive(self) -> wire.HostRequest | None:
@@ -54,10 +58,10 @@ def _interrupts_deferred() -> Iterator[None]:
     def remember(number: int, frame: FrameType | None) -> None:
         pending.append(number)
 
-    handler = set_handler(signal.SIGINT, remember)
+    handler = set_handler(SIGINT, remember)
     try:
         yield
     finally:
-        set_handler(signal.SIGINT, handler)
+        set_handler(SIGINT, handler)
         if pending and callable(handler):
             handler(pending[0], None)

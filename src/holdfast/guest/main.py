@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from signal import signal as set_handler  # ours, whatever a cell makes of `signal.signal`
 from types import FrameType
 from typing import Any
 
@@ -20,11 +19,13 @@ from holdfast.guest.display import text
 from holdfast.guest.files import Noted, OpenFiles
 from holdfast.guest.namespace import NamesSeen
 from holdfast.guest.shell import GuestShell, refuse_input
+from holdfast.guest.signals import IGNORE, SIGINT, set_handler, unblock
 from holdfast.guest.snapshots import Snapshots
 from holdfast.guest.streams import StandardStreams
 from holdfast.kernel import wire
 
 _MAX_THREADS_NAMED = 100
+_MEMORY = int(wire.MEMORY_SIGNAL)
 
 
 class Guest:
@@ -42,8 +43,8 @@ class Guest:
         shell.sink = self._channel
 
     def serve(self) -> None:
-        set_handler(signal.SIGINT, signal.SIG_IGN)
-        set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
+        set_handler(SIGINT, IGNORE)
+        set_handler(_MEMORY, IGNORE)
         self._channel.send(wire.Ready(pid=os.getpid()))
         try:
             while (request := self._channel.receive()) is not None:
@@ -106,7 +107,7 @@ class Guest:
         self._streams.restore()
         result = wire.Shown(kind="result", data=wire.Mime(text={"text/plain": "2"}))
         for message in (result, self._finished(0, threads=_living_threads())):
-            list(wire.packets(message))
+            wire.packets(message)
 
     def _describe_names(self, *, bare: bool) -> wire.Named:
         return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden, bare=bare))
@@ -138,21 +139,21 @@ class Guest:
         try:
             try:
                 # A cell before may have blocked them; what is pending then is dropped, being ignored still.
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, wire.MEMORY_SIGNAL})
-                set_handler(wire.MEMORY_SIGNAL, self._run_short_of_memory)
-                set_handler(signal.SIGINT, signal.default_int_handler)
+                unblock((SIGINT, _MEMORY))
+                set_handler(_MEMORY, self._run_short_of_memory)
+                set_handler(SIGINT, signal.default_int_handler)
                 return body()
             finally:
-                set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
-                set_handler(signal.SIGINT, signal.SIG_IGN)
+                set_handler(_MEMORY, IGNORE)
+                set_handler(SIGINT, IGNORE)
         except (KeyboardInterrupt, MemoryError) as error:
-            set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)
-            set_handler(signal.SIGINT, signal.SIG_IGN)
+            set_handler(_MEMORY, IGNORE)
+            set_handler(SIGINT, IGNORE)
             return _error_of(error)
 
     def _run_short_of_memory(self, number: int, frame: FrameType | None) -> None:
         """Near the cap the host asks for this, so that a runaway cell ends as an exception and not by a kill."""
-        set_handler(wire.MEMORY_SIGNAL, signal.SIG_IGN)  # once is enough
+        set_handler(_MEMORY, IGNORE)  # once is enough
         raise MemoryError(
             f"this session's memory is nearly used up (its cap is {self._memory_bytes >> 20} MiB): "
             "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory"

@@ -40,10 +40,12 @@ class NamesSeen:
 
     def changes(self, namespace: dict[str, Any], hidden: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
         """Names bound anew since the last call, each with its type, and those that are gone."""
+        # IPython keeps two names for every cell that ever ran: of those, none is looked at twice.
+        names = [name for name in namespace.copy() if type(name) is str and name[:1] != "_"][: 2 * _MAX_NAMES]
         own = {
-            name: value
-            for name, value in list(namespace.items())[: 2 * _MAX_NAMES]
-            if type(name) is str and name[:1] != "_" and not (name in hidden and hidden[name] is value)
+            name: namespace[name]
+            for name in names
+            if name in namespace and not (name in hidden and hidden[name] is namespace[name])
         }
         before, self._before = self._before, {name: id(value) for name, value in own.items()}
         bound = [name for name, address in self._before.items() if before.get(name) != address][:_MAX_NAMES]

@@ -16,19 +16,25 @@ import msgspec
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.error import UsageError
+from IPython.core.formatters import DisplayFormatter
+from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.prefilter import PrefilterManager
 from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
 from holdfast.guest import commands
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
+from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
 _MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
 _SMALL_BYTES = 32 << 10
+_INPUTS_NAMED = 200
+"""How many cells' texts have a name (`_i7`); `In` has them all. A namespace that only grows makes each cell slower."""
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
 """What `compile` raises; a NUL in the code is a ValueError before Python 3.11.4."""
 T = TypeVar("T")
@@ -48,12 +54,23 @@ class InputUnavailable(RuntimeError):
     """`input()` where nobody can answer."""
 
 
+class GuestHistory(HistoryManager):
+    """With the last inputs as plain attributes, and not traits: they are written with each cell."""
+
+    _i = _ii = _iii = _i00 = ""
+
+
 class GuestShell(InteractiveShell):
     """An `InteractiveShell` whose outputs are messages to the host."""
 
     displayhook_class = GuestDisplayHook
     display_pub_class = GuestDisplayPublisher
     sink: Sink = Nobody()
+    # Plain attributes here, and not traits: they are read twenty times a cell.
+    execution_count = 1
+    history_manager: Any = None
+    last_execution_succeeded = True
+    last_execution_result: Any = None
 
     def __init__(self, **settings: Any) -> None:
         self.shown: list[tuple[BaseException, wire.Raised]] = []
@@ -61,9 +78,20 @@ class GuestShell(InteractiveShell):
         """At most one, that has not been sent yet."""
         self._depth = 0
         super().__init__(**settings)
+        self.transformers = PlainTransformers()
+        self.input_transformer_manager = self.transformers
+        # In place of IPython's two, which number the lines from the first that is not empty.
+        self.transformers.cleanup_transforms[:2] = [dedent]
+        self.transformers.begin()
+        self.lines = PlainLines(cast(PrefilterManager, self.prefilter_manager))
+        cast(GuestDisplayHook, self.displayhook).values = PlainValues(cast(DisplayFormatter, self.display_formatter))
 
     def init_virtualenv(self) -> None:
         pass
+
+    def init_history(self) -> None:
+        self.history_manager = GuestHistory(shell=self, parent=self)
+        self.configurables.append(self.history_manager)
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -135,6 +163,18 @@ class GuestShell(InteractiveShell):
         finally:
             self._depth -= 1
 
+    def transform_cell(self, raw_cell: str) -> str:
+        """Most cells stay as they are, and that is soon seen."""
+        if self.lines.leaves(raw_cell) and self.transformers.leaves(raw_cell) and not self.input_transformers_post:
+            return ended(raw_cell)
+        return cast(str, super().transform_cell(raw_cell))
+
+    def should_run_async(self, raw_cell: str, *, transformed_cell: Any = None, **more: Any) -> bool:
+        """IPython compiles it to see that."""
+        if transformed_cell is not None and not awaits(transformed_cell):
+            return False
+        return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **more))
+
     def show(self, message: wire.Message) -> None:
         """Tell the host at once, after whatever it has not been told yet."""
         if (result := self.take_result()) is not None:
@@ -159,6 +199,7 @@ class GuestShell(InteractiveShell):
     def execute(self, code: str, *, silent: bool = False) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
         self.shown.clear()
+        self.user_ns.pop(f"_i{self.execution_count - _INPUTS_NAMED}", None)
         result = self.run_cell(code, store_history=not silent, silent=silent)
         self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
@@ -273,8 +314,6 @@ def make_shell() -> GuestShell:
     config.Completer.use_jedi = False  # imports half the world at the first Tab
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
-    # In place of IPython's two, which number the lines from the first that is not empty.
-    shell.input_transformer_manager.cleanup_transforms[:2] = [dedent]
     warnings.filterwarnings("ignore", message="To exit: use")
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input

@@ -15,7 +15,6 @@ import array
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from typing import Literal, TypeVar
 
 import msgspec
@@ -357,15 +356,13 @@ class ProtocolViolation(Exception):
     """The peer sent what nobody who follows the protocol sends."""
 
 
-def packets(message: Message) -> Iterator[bytes]:
+def packets(message: Message) -> list[bytes]:
     """The packets that carry a message."""
     body = _encoder.encode(message)
     if len(body) <= PACKET_BYTES:
-        yield b"\0" + body
-        return
-    for start in range(0, len(body), PACKET_BYTES):
-        last = start + PACKET_BYTES >= len(body)
-        yield (b"\0" if last else b"\1") + body[start : start + PACKET_BYTES]
+        return [b"\0" + body]
+    parts = [body[start : start + PACKET_BYTES] for start in range(0, len(body), PACKET_BYTES)]
+    return [*(b"\1" + part for part in parts[:-1]), b"\0" + parts[-1]]
 
 
 class Assembler:
