@@ -171,7 +171,8 @@ class Settled(Record, frozen=True, kw_only=True):
     reason: str = ""
     """Why it was rolled back."""
     by: Literal["", "user", "system"] = ""
-    """Who is to blame for a rollback: the user's own code, or us (a crash, a full disk)."""
+    """Who is to blame for a rollback: the user's own code, or what came from outside of it (a crash, a full disk, an
+    interrupt, a caller who left)."""
     receipt_sha256: str = ""
 
 

@@ -47,10 +47,9 @@ class Differences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_rollback(
-    books: Books, run: str, error: RunError, aftermath: Aftermath, *, undone: Sequence[str], saved: Sequence[str]
+    state: State, run: str, error: RunError, aftermath: Aftermath, *, undone: Sequence[str], saved: Sequence[str]
 ) -> Recovery:
-    """After a run that was rolled back; `undone` are the files that it had touched."""
-    state = books.state
+    """After a run that was rolled back, to this state; `undone` are the files that it had touched."""
     kept = f"; saved on the way and kept: {_few(saved)}" if saved else ""
     advice = msgspec.structs.replace(_ADVICE.get(error.code, _ADVICE["exception"]), run=run)
     return _written(

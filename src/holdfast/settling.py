@@ -6,7 +6,7 @@ version of its own, and it is settled as rolled back.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -35,6 +35,8 @@ from holdfast.store.rows import (
 )
 
 Blame = Literal["user", "system"]
+Answer = Callable[[State, list[str]], bytes]
+"""Of a run that is rolled back: by the state that this leads to, and the files that it had saved on the way."""
 INTERRUPTED = "the host ended while it ran"
 
 
@@ -72,17 +74,17 @@ async def settle(
     reason: str = INTERRUPTED,
     blame: Blame = "system",
     checks: Sequence[Check] = (),
-    result: bytes = b"",
+    answer: Answer | None = None,
     redo: bool = False,
     same_inode: frozenset[Parts] = frozenset(),
 ) -> Settlement:
     """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is, and `checks` what was
-    found before that."""
+    found before that; `answer` is what whoever comes with its key again gets."""
     told = story(books.open[run])
     if told.verified is not None:
         settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
     else:
-        settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, result=result)
+        settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, answer=answer)
     del books.open[run]
     books.tell(settlement.settled)
     return settlement
@@ -170,7 +172,7 @@ def state_after(state: State, verified: Verified) -> State:
 
 
 async def _roll_back(
-    books: Books, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check], result: bytes
+    books: Books, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check], answer: Answer | None
 ) -> Settlement:
     """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
     planned, before = told.planned, books.state
@@ -186,17 +188,18 @@ async def _roll_back(
     receipt = seal(statement(_facts_rolled_back(saved, told, reason=reason, blame=blame, checks=checks)), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
+    kept = [change.path for change in changes]
     await books.journal.append(
         *books.note(settled),
         *writes,
         PutReceipt(session=books.session, row=receipt_row(saved, planned.run, receipt)),
         PutSession(session=books.session, row=books.row_for(after)),
-        *results(books, planned.run, result),
+        *results(books, planned.run, answer(after, kept) if answer else b""),
     )
     books.adopt(after)
     if changes:
         books.remember(saved.version, changes)
-    return Settlement(settled=settled, receipt=receipt, saved=[change.path for change in changes])
+    return Settlement(settled=settled, receipt=receipt, saved=kept)
 
 
 def _publish_saved(books: Books, changes: list[Change], after: State) -> None:

@@ -32,7 +32,8 @@ from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, check_text, new_id
-from holdfast.settling import Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
 
@@ -289,30 +290,33 @@ class _Transaction:
                 aftermath=aftermath, error=error, checks=verdict.checks, outside=self.outside,
             ),
         )  # fmt: skip
+
+        def answer(state: State, saved: list[str]) -> bytes:
+            nonlocal ended
+            told = recovery.of_rollback(state, self.id, error, aftermath, undone=self.undone, saved=saved)
+            ended = msgspec.structs.replace(ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved)
+            return once.encode(ended, self.request)
+
         settlement = await self._settle_back(
             reason=f"{error.name}: {error.message}",
-            blame="system" if execution is not None and execution.given_up is not None else "user",
+            blame=_blame(execution),
             checks=verdict.checks,
-            result=once.encode(ended, self.request),
+            answer=answer,
         )
         if settlement.saved:
             self.session.published = True
-        told = recovery.of_rollback(self.books, self.id, error, aftermath, undone=self.undone, saved=settlement.saved)
-        return msgspec.structs.replace(
-            ended, receipt=receipt(settlement.receipt.envelope), recovery=told, ckpt=told.ckpt, version=told.version,
-            saved=settlement.saved,
-        )  # fmt: skip
+        return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
 
-    async def _settle_back(self, *, reason: str, blame: Blame, checks: list[Check], result: bytes) -> Settlement:
+    async def _settle_back(self, *, reason: str, blame: Blame, checks: list[Check], answer: Answer) -> Settlement:
         try:
-            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, result=result)
+            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
         except DiskFull:
             await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
                 self._begin()
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_nowait(*self.books.note(self.done))
-            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, result=result)
+            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
 
@@ -356,6 +360,14 @@ class _Transaction:
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.card, execution, ending, memory_cap=self.computer.memory_cap)
+
+
+def _blame(execution: Execution | None) -> Blame:
+    """An interrupt comes from outside, as a caller who leaves does: with the same key it may run again."""
+    if execution is None:
+        return "user"
+    stop = execution.outcome.stop
+    return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"
 
 
 def _card(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from holdfast import AsyncSession, Run
+from holdfast.errors import KeyReused
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = True
@@ -42,3 +43,64 @@ async def test_a_thousand_runs_with_one_key_are_one_execution(session: AsyncSess
     assert answers[0].receipt is not None
     assert await session.read("count.txt") == b"executed\n"
     assert [entry.receipt_sha256 for entry in await session.history()] == [answers[0].receipt.sha256]
+
+
+FAILS = "from holdfast import kit\nopen('part', 'w').write('1')\nkit.save('part')\nprint('ran')\n1 / 0"
+
+
+async def test_what_its_own_code_rolled_back_has_its_answer_unless_a_retry_is_wanted(session: AsyncSession) -> None:
+    first, again = await session.run(FAILS, key="k"), await session.run(FAILS, key="k")
+
+    assert (first.status, first.attempt, first.replayed) == ("rolled_back", 1, False)
+    assert again == msgspec.structs.replace(first, replayed=True)  # its recovery, receipt and savepoints too
+    assert (again.recovery is not None, again.saved, again.version) == (True, ["part"], 1)
+    retried = await session.run(FAILS, key="k", retry=True)
+    assert (retried.attempt, retried.replayed, retried.id != first.id) == (2, False, True)
+    assert retried.receipt is not None
+    assert (retried.receipt.facts().key, retried.receipt.facts().attempt) == ("k", 2)
+    assert (await session.run(FAILS, key="k")).id == retried.id
+    assert len(await session.history()) == 2
+
+
+async def test_what_is_committed_is_not_tried_again_and_its_answer_has_the_present_ckpt(session: AsyncSession) -> None:
+    first = await session.run(CODE, key="k")
+    later = await session.run("x = 1")
+    again = await session.run(CODE, key="k", retry=True)
+
+    assert again == msgspec.structs.replace(first, replayed=True, ckpt=later.ckpt)
+
+
+async def test_what_was_interrupted_or_left_by_its_caller_runs_again_as_the_next_attempt(session: AsyncSession) -> None:
+    code = "import time; open('f', 'a').write('x'); print('on', flush=True); time.sleep(SECONDS)"
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+    await session.run("SECONDS = 60")
+    left = asyncio.create_task(session.run(code, key="k", on_stdout=lambda _: loop.call_soon_threadsafe(begun.set)))
+    await begun.wait()
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    while len(await session.history()) < 2:  # at a server it ends when that has heard of it
+        await asyncio.sleep(0.05)
+    begun.clear()
+    left = asyncio.create_task(session.run(code, key="k", on_stdout=lambda _: loop.call_soon_threadsafe(begun.set)))
+    await begun.wait()
+    assert await session.interrupt()
+    interrupted = await left
+    await session.run("SECONDS = 0")
+    again = await session.run(code, key="k")
+
+    assert (interrupted.status, interrupted.attempt) == ("rolled_back", 2)
+    assert (again.status, again.attempt, again.replayed) == ("committed", 3, False)
+    assert await session.read("f") == b"x"
+
+
+@pytest.mark.parametrize(
+    "other", [{"inputs": ["a"]}, {"outputs": ["count.txt"]}, {"asserts": ["answer"]}, {"code": "1"}]
+)
+async def test_another_request_with_the_same_key_is_refused(session: AsyncSession, other: dict[str, Any]) -> None:
+    await session.run(CODE, key="k")
+    with pytest.raises(KeyReused) as refused:
+        await session.run(other.get("code", CODE), key="k", **{n: v for n, v in other.items() if n != "code"})
+
+    assert (refused.value.code, "another key" in refused.value.hint) == ("key_reused", True)
+    assert session.version == 1

@@ -151,6 +151,11 @@ class LiveRun:
     def over(self) -> bool:
         return self.feed.ended
 
+    @property
+    def ending(self) -> bool:
+        """It was told to end: who asks with its key from now on is to have an attempt of his own."""
+        return not self.feed.held_back
+
     @contextmanager
     def attended(self) -> Iterator[None]:
         """While a client is there."""
@@ -223,7 +228,9 @@ class Runs:
             return None
         for run in self._tasks:
             wanted = run.request
-            if run.session is session and wanted.key == request.key and wanted.digest() == request.digest():
+            if run.ending or run.session is not session:
+                continue
+            if wanted.key == request.key and wanted.digest() == request.digest():
                 return run
         return None
 
