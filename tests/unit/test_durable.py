@@ -1,5 +1,6 @@
 """What is said to last is synced, in the right order; what could not be synced is said."""
 
+import ast
 import os
 import re
 import signal
@@ -191,3 +192,24 @@ def test_a_link_to_a_symlink_is_one_itself(tmp_path: Path) -> None:
 def test_what_the_caller_must_tell_apart_is_left_as_it_is(tmp_path: Path) -> None:
     with durable.closing_fd(os.open(tmp_path, os.O_RDONLY)) as top, pytest.raises(FileNotFoundError):
         durable.rename("nothing", "something", src_dir=top, dst_dir=top)
+
+
+LASTING = {"fsync", "fdatasync", "sync", "syncfs", "rename", "renames", "replace", "link"}
+ELSEWHERE = {
+    ("resources/workspace.py", "rename"),  # what is moved there is about to be deleted
+    ("guest/renames.py", "link"),  # the guest's own files, before they are staged
+}
+
+
+def test_nothing_is_synced_or_renamed_but_here() -> None:
+    """So that one simulated disk, and the crash points around each step, are enough to try them all."""
+    source = Path(durable.__file__).parent
+    found = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LASTING:
+                on = ast.unparse(node.func.value)
+                if on == "os" or (node.func.attr == "rename" and on != "durable"):
+                    found.add((str(path.relative_to(source)), node.func.attr))
+
+    assert found == ELSEWHERE | {("durable.py", "fsync"), ("durable.py", "rename"), ("durable.py", "link")}

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from holdfast import durable
 from holdfast.environments import uv
 from holdfast.environments.interpreter import (
     Environment,
@@ -188,10 +189,12 @@ def _publish(draft: Path, final: Path, environment: Environment) -> None:
     description = msgspec.json.format(msgspec.json.encode(environment), indent=2)
     (draft / "environment.json").write_bytes(description)
     # Before the rename: after a power cut a whole-looking environment must not hold empty files.
-    os.sync()
-    if final.exists():
-        final.rename(final.with_name(_DRAFT + secrets.token_hex(6)))
-    draft.rename(final)
+    durable.sync_filesystem(draft)
+    with durable.closing_fd(os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as envs:
+        if final.exists():
+            durable.rename(final.name, _DRAFT + secrets.token_hex(6), src_dir=envs, dst_dir=envs)
+        durable.rename(draft.name, final.name, src_dir=envs, dst_dir=envs)
+        durable.sync_directory(envs)
 
 
 def _sweep(envs: Path) -> None:
