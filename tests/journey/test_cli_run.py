@@ -475,6 +475,25 @@ def kept(home: Path) -> str:
     return done.stdout.strip()
 
 
+def test_a_directory_that_jobs_were_run_in_is_exported_as_its_receipts_say(
+    holdfast: Holdfast, home: Path, directory: Path, tmp_path: Path
+) -> None:
+    job(directory, JOB)
+    holdfast("run", "job.py")
+    exported = holdfast("export", ".", tmp_path / "export", "--json")
+    there = holdfast("verify", tmp_path / "export", "--public-key", home / "keys/ed25519.pub.pem", "--json")
+    (directory / "tides.csv").write_text("changed since\n")
+    changed = holdfast("export", directory, tmp_path / "other")
+
+    assert exported.returncode == 0, exported.stderr
+    assert (json.loads(exported.stdout)["files"], json.loads(there.stdout)["ok"]) == (4, True)
+    assert files(tmp_path / "export/files") == {
+        "job.py": JOB, "late.txt": "never closed", "out/count.txt": "2", "tides.csv": "high low\n",
+    }  # fmt: skip
+    assert changed.returncode == 3
+    assert "tides.csv is not what its receipt says" in changed.stderr
+
+
 def test_a_kept_session_is_verified_and_exported(holdfast: Holdfast, home: Path, kept: str, tmp_path: Path) -> None:
     here = holdfast("verify", kept)
     exported = holdfast("export", kept, tmp_path / "export")

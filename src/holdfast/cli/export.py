@@ -1,4 +1,4 @@
-"""`holdfast export`: a session's files and receipts, to be verified anywhere.
+"""`holdfast export`: a session's files and receipts, or those of the jobs in a directory, to be verified anywhere.
 
 The layout is in `evidence`. Only regular files are copied, into directories that are made for them: a link, a device
 or a mode of the guest's has no place in what is handed on. Each file is hashed as it is copied, and the export is
@@ -18,7 +18,7 @@ from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
 from holdfast.config import home_path
 from holdfast.errors import FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
-from holdfast.home import JOURNAL
+from holdfast.home import HIDDEN, JOURNAL
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.signing import PUBLIC
@@ -32,8 +32,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def export(session: str, directory: Path, *, home: Path | None = None, as_json: bool = False) -> int:
     """Write a session to a new directory; 0, or the error says what is in the way."""
-    where = home_path(home)
-    report = write_export(homes.resolve(where, session), directory.expanduser(), home=where)
+    where, path = home_path(home), Path(session).expanduser()
+    if (path / HIDDEN / JOURNAL).exists():
+        report = _export_shared(path.resolve(), directory.expanduser(), home=where)
+    else:
+        report = write_export(homes.resolve(where, session), directory.expanduser(), home=where)
     if as_json:
         print(msgspec.json.encode(report).decode())
     else:
@@ -47,16 +50,33 @@ def write_export(session: str, directory: Path, *, home: Path) -> Report:
     """The export, verified. It may be made beside the home's owner."""
     with closing(Store(home / JOURNAL, read_only=True)) as store, store.view():
         _refuse_without_receipts(store, session)
-        _make(directory)
-        files = store.files(session)
-        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
-        (directory / MANIFEST_NAME).write_bytes(manifest.render(files))
-        for row in store.receipts(session):
-            (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
-        _copy_files(home / "sessions" / session / "files" / "data", directory / evidence.FILES_NAME, files)
+        _write(store, session, directory, files=home / "sessions" / session / "files" / "data", home=home)
+    return _verified(directory, session)
+
+
+def _export_shared(workspace: Path, directory: Path, *, home: Path) -> Report:
+    """Of a directory that jobs were run in: its files are the session's."""
+    with closing(Store(workspace / HIDDEN / JOURNAL, read_only=True)) as store, store.view():
+        session = next((row.id for row in store.sessions()), "")
+        _refuse_without_receipts(store, session)
+        _write(store, session, directory, files=workspace, home=home)
+    return _verified(directory, str(workspace))
+
+
+def _write(store: Store, session: str, directory: Path, *, files: Path, home: Path) -> None:
+    _make(directory)
+    committed = store.files(session)
+    (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+    (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
+    for row in store.receipts(session):
+        (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
+    _copy_files(files, directory / evidence.FILES_NAME, committed)
+
+
+def _verified(directory: Path, of: str) -> Report:
     report = verify.check(evidence.from_directory(directory))
     if not report.ok:
-        raise VerifyFailed(f"the export does not verify: {report.problem}", hint=f"see `holdfast verify {session}`")
+        raise VerifyFailed(f"the export does not verify: {report.problem}", hint=f"see `holdfast verify {of}`")
     return report
 
 
@@ -121,5 +141,6 @@ def _copy_hashing(reading: int, writing: int) -> str:
 def _changed(entry: FileEntry) -> VerifyFailed:
     return VerifyFailed(
         f"file {harmless(entry.path)} is not what its receipt says",
-        hint="if a run ended just now, export again into another directory; otherwise `holdfast verify` says more",
+        hint="if a run ended just now, export again into another directory; if you changed it, run a job first, which "
+        "takes it in; otherwise `holdfast verify` says more",
     )

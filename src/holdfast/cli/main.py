@@ -230,12 +230,24 @@ def verify(
 
 @app.command(epilog=OWN_EXIT_CODES)
 def export(
-    session: sessions.Session,
+    session: Annotated[
+        str,
+        typer.Argument(
+            help="The id of a session, the beginning of it, or a directory that jobs were run in.",
+            metavar="SESSION|PATH",
+            autocompletion=sessions.complete_session,
+        ),
+    ],
     directory: Annotated[Path, typer.Argument(help="A directory that does not exist yet.", metavar="DIR")],
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a session's files, manifest and receipts, so that anybody can verify them."""
+    """Copy the files, manifest and receipts of a session, or of jobs, so that anybody can verify them.
+
+    \b
+      holdfast export 4f1c handed-on
+      holdfast export . ../handed-on
+    """
     with _told(home, as_json=as_json):
         from holdfast.cli.export import export as write
 
@@ -309,6 +321,9 @@ def serve(
     client_grace: Annotated[
         str, typer.Option(help="How long a client that was cut off has to come back to its run.", metavar="TIME")
     ] = "5s",
+    mcp_idle: Annotated[
+        str, typer.Option(help="How long an MCP client's session waits for it; then it is kept.", metavar="TIME")
+    ] = "30m",
     sessions_per_key: Annotated[int, typer.Option(help="The most sessions of one API key.", min=1)] = 100,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -335,6 +350,7 @@ def serve(
             port=None if on_demand else port, uds=uds, token=token, allow_hosts=tuple(allow_host or ()),
             allow_origins=tuple(allow_origin or ()), stop_grace_s=parse_seconds(grace, name="grace"),
             idle_s=parse_seconds(idle, name="idle") if on_demand else None,
+            mcp_idle_s=parse_seconds(mcp_idle, name="mcp_idle"),
             http=HttpSettings(grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key),
         )  # fmt: skip
         raise typer.Exit(run_server(settings, as_json=as_json, quiet=on_demand, insecure=insecure))

@@ -55,6 +55,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long runs may go on when the server is told to stop."""
     idle_s: float | None = None
     """End by itself when there was no session and no connection for so long; None: never."""
+    mcp_idle_s: float = McpSettings().idle_s
+    """How long the session of an MCP client lives on that asks for nothing; then it is ended, and kept."""
     http: HttpSettings = HttpSettings()
 
 
@@ -93,7 +95,8 @@ async def serve(
         try:
             listening, url = _listen(settings, service, sockets)
             hub = Hub(service, settings.http)
-            mcp = LateMcp(service, McpSettings(sessions_per_key=settings.http.sessions_per_key))
+            wanted = McpSettings(idle_s=settings.mcp_idle_s, sessions_per_key=settings.http.sessions_per_key)
+            mcp = LateMcp(service, wanted)
             access = Access(KeyRing(service.home.keys), token=settings.token)
             app = application(hub, mcp=mcp)
             async with _answering(settings, hub, app, access, listening) as server:

@@ -19,7 +19,6 @@ from mcp.types import CallToolResult, TextContent
 
 from holdfast.access import KeyRing
 
-IMPATIENT = Path(__file__).parent / "impatient.py"
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
 
 
@@ -80,21 +79,18 @@ def _read(path: Path) -> bytes:
 def serving() -> Callable[..., Any]:
     @contextmanager
     def serve(home: Path, *, idle_s: float | None = None) -> Iterator[Served]:
-        """`holdfast serve`; or, for sessions that end soon, what is made of its parts."""
+        """`holdfast serve`; `idle_s` is for sessions that end soon."""
         command = [*HOLDFAST, "serve", "--port", "0", "--json", "--home", home]
         if idle_s is not None:
-            command = [sys.executable, IMPATIENT, home, str(idle_s)]
+            command += ["--mcp-idle", f"{idle_s}s"]
         keys = [KeyRing(home / "keys").add(name)[1] for name in ("ada", "bob")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
             try:
                 yield Served(home, f"{told['url']}/mcp", told["token"], keys)
             finally:
-                if idle_s is None:
-                    process.send_signal(signal.SIGTERM)
-                elif process.stdin is not None:
-                    process.stdin.close()
+                process.send_signal(signal.SIGTERM)
                 assert process.wait(timeout=60) == 0
 
     return serve
