@@ -136,8 +136,8 @@ class Run(Noun, frozen=True):
     discarded: list[str]
     """Names that a rollback took back: new ones, and older ones that the run had bound anew."""
     not_restored: list[str]
-    """What could not be carried over, because it lies outside memory: at a rollback open sockets and pipes, at the
-    commit before open files that may not be opened again."""
+    """What could not be carried over, because it lies outside memory: at a rollback open sockets and pipes, shared
+    memory and handles on processes, at the commit before open files that may not be opened again."""
     unprotected: str | None
     """Why there was no snapshot to fall back to; None if there was one."""
     count: int

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -333,7 +334,9 @@ def test_a_runaway_loop_ends_in_a_memory_error(small: Session, loop: str) -> Non
 
     assert run.error is not None
     assert (run.error.name, run.error.code) == ("MemoryError", "out_of_memory")
-    assert "256 MiB" in run.error.message
+    held = re.search(r"holds (\d+) MiB, the cap is 256 MiB", run.error.message)
+    assert held is not None
+    assert 150 < int(held[1]) <= 384, "what the cell took, and no more than cap and reserve"
     assert "chunks" in run.error.message
     assert "Variables are as they were" in run.error.message
     assert (run.memory, run.unprotected, run.generation) == ("restored", None, 1)
@@ -554,6 +557,84 @@ def test_open_sockets_and_pipes_are_named(session: Session) -> None:
     assert sorted(run.not_restored) == sorted(
         [f"pipe (descriptor {fd})" for fd in fds[:2]] + [f"socket (descriptor {fd})" for fd in fds[2:]]
     )
+
+
+def test_shared_memory_and_what_linux_counts_are_named(session: Session) -> None:
+    ok(session.run("""
+        import mmap, os, select
+        from multiprocessing import shared_memory
+        plain = mmap.mmap(-1, 4096)
+        block = shared_memory.SharedMemory("block", create=True, size=64)
+        memfd, counter, watcher = os.memfd_create("x"), os.eventfd(0), select.epoll()
+        fds = memfd, counter, watcher.fileno()
+    """))  # fmt: skip
+    memfd, counter, watcher = (int(fd) for fd in str(value(session, "fds")).strip("()").split(","))
+    run = session.run("plain[:3] = block.buf[:3] = b'new'; os._exit(1)")
+
+    assert run.memory == "restored"
+    assert {
+        "shared memory, mapped (/dev/zero)", "shared memory /dev/shm/block", f"shared memory (descriptor {memfd})",
+        f"eventfd (descriptor {counter})", f"epoll (descriptor {watcher})",
+    } <= set(run.not_restored)  # fmt: skip
+    assert value(session, "plain[:3], bytes(block.buf[:3])") == "(b'new', b'new')", "which is why they are named"
+
+
+MAKE_SHARED = {
+    "a file": "open('/dev/shm/new', 'wb').write(bytes(100 << 20))",
+    "a directory": "import os; os.makedirs('/dev/shm/new/er'); open('/dev/shm/new/er/f', 'wb').write(bytes(100 << 20))",
+    "a segment": "at = libc.shmat(libc.shmget(7, 100 << 20, 0o1600), None, 0); ctypes.memset(at, 1, 100 << 20)",
+    "semaphores": "sets = [libc.semget(0, 32_000, 0o1600) for _ in range(50)]; assert min(sets) >= 0",
+    "messages": "queue = libc.msgget(7, 0o1600); assert libc.msgsnd(queue, bytes([1, *bytes(7), 65]), 1, 0) == 0",
+}
+
+
+@pytest.mark.parametrize("what", MAKE_SHARED)
+def test_shared_memory_that_a_failed_run_made_is_gone(small: Session, what: str) -> None:
+    """Nobody could get at it any more, and it would count against the cap of every run that follows."""
+    libc = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); libc.shmat.restype = ctypes.c_void_p\n"
+    ok(small.run(f"{libc}open('/dev/shm/old', 'w').write('kept'); old = libc.shmget(5, 4096, 0o1600)"))
+    for _ in range(3):
+        assert small.run(f"{libc}{MAKE_SHARED[what]}\n1 / 0").memory == "restored"
+
+    assert value(small, "import os; os.listdir('/dev/shm')") == "['old']"
+    tables = "[len(open(f'/proc/sysvipc/{kind}').readlines()) - 1 for kind in ('shm', 'sem', 'msg')]"
+    assert value(small, tables) == "[1, 0, 0]"
+    assert value(small, "open('/dev/shm/old').read(), libc.shmget(5, 4096, 0) == old") == "('kept', True)"
+    ok(small.run("large = bytearray(b'x') * (150 << 20)"))
+
+
+def test_handles_on_processes_that_are_gone_are_named(session: Session) -> None:
+    ok(session.run("""
+        import multiprocessing, subprocess, time
+        done, left = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "1000"])
+        done.wait()
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)); worker.start()
+    """))  # fmt: skip
+    run = session.run("1 / 0")
+
+    assert [named for named in run.not_restored if "process is gone" in named] == [
+        "Popen left: its process is gone", "ForkProcess worker: its process is gone",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ["time.sleep(1000)", "os._exit(3)", "os.kill(os.getpid(), 19)"])
+def test_a_snapshot_that_does_not_come_up_is_given_up_and_told(
+    session: Session, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.resources.memory._WAKE_S", 2.0)
+    ok(session.run(
+        "import os, time, holdfast.guest.outside as outside\nx = 1\n"
+        f"outside.take_back = lambda *_: {answer}"
+    ))  # fmt: skip
+    run = session.run("x = 2\n1 / 0")
+
+    assert (run.memory, run.generation, session.generation) == ("lost", 2, 2)
+    assert run.unprotected == "the snapshot did not wake"
+    assert run.recovery is not None
+    assert "lost" in run.recovery.text
+    assert value(session, "'x' in globals()") == "False"
+    assert session.run("y = 1").memory == "kept"
+    assert session.run("y = 2; os._exit(1)").memory == "restored"
 
 
 def test_our_own_descriptors_are_not_named(session: Session) -> None:

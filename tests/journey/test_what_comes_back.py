@@ -108,6 +108,19 @@ CASES = [
         "'back' if [i async for i in asteps] == [1, 2, 3, 4] else 'differs'",
     ),
     Case(
+        "coroutine, half way through",
+        "import asyncio\nasync def walk():\n    for i in range(5): await asyncio.sleep(0); passed.append(i)\n"
+        "passed = []; walking = walk(); walking.send(None); walking.send(None)",
+        "walking.close(); passed.clear()",
+        "while len(passed) < 4: walking.send(None)\n'back' if passed == [0, 1, 2, 3] else 'differs'",
+    ),
+    Case(
+        "asyncio task, waiting",
+        "gate = asyncio.Event(); task = asyncio.ensure_future(gate.wait()); await asyncio.sleep(0.01)",
+        "task.cancel(); await asyncio.sleep(0.01)",
+        "waited = not task.done(); gate.set(); 'back' if await task and waited else 'differs'",
+    ),
+    Case(
         "random generators",
         "import random; random.seed(1); np.random.seed(1); rng = np.random.default_rng(1)\n"
         "first = random.Random(1).random(), np.random.RandomState(1).rand(), np.random.default_rng(1).random()",
@@ -217,11 +230,25 @@ CASES = [
         "{b'abc': 'back', b'c': 'not back: what was read is gone (named)'}.get(rest, repr(rest))",
     ),
     Case(
+        "shared memory (`mmap`, `SharedMemory`, `/dev/shm`)",
+        "import mmap; from multiprocessing import shared_memory\n"
+        "plain = mmap.mmap(-1, 10); block = shared_memory.SharedMemory('block', create=True, size=10)\n"
+        "plain[:3] = block.buf[:3] = b'old'",
+        "plain[:3] = block.buf[:3] = b'new'",
+        "{b'oldold': 'back', b'newnew': 'not back: as the run left it (named)'}[plain[:3] + bytes(block.buf[:3])]",
+    ),
+    Case(
+        "shared memory that the run made",
+        "import os; list_shared = lambda: [n for n in os.listdir('/dev/shm') if n == 'made']",
+        "open('/dev/shm/made', 'w').write('x')",
+        "'back: it is gone' if not list_shared() else 'differs'",
+    ),
+    Case(
         "`Popen` handle",
         "import subprocess; process = subprocess.Popen(['sleep', '1000'])",
         "pass",
         "try: os.kill(process.pid, 0); alive = True\nexcept ProcessLookupError: alive = False\n"
-        "'back' if alive else 'not back: processes end with the run that started them'",
+        "'back' if alive else 'not back: processes end with the run that started them (named)'",
     ),
 ]  # fmt: skip
 
@@ -243,7 +270,7 @@ def measure(cause: str) -> dict[str, str]:
         assert run.error is not None
         assert (run.stdout, run.error.code) == ("spoilt\n", CODES[cause]), run
         assert (run.memory, run.unprotected) == ("restored", None)
-        assert {named.split()[0] for named in run.not_restored} >= {"pipe", "socket"}
+        assert {named.split()[0] for named in run.not_restored} >= {"pipe", "socket", "shared", "Popen"}
         return {case.kind: _answer(session, case) for case in CASES}
 
 

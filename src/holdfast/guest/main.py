@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.guest import commands, namespace, saving, scripts, validators
+from holdfast.guest import commands, namespace, outside, saving, scripts, validators
 from holdfast.guest.channel import Channel
 from holdfast.guest.display import text
 from holdfast.guest.files import Noted, OpenFiles
@@ -84,6 +84,8 @@ class Guest:
         taken = self._snapshots.take()
         if isinstance(taken, wire.Woken):
             left = self._follow_workspace(*noted)
+            with suppress(Exception):  # a cell may have replaced what makes processes
+                left += outside.handles(self._shell.user_ns)
             return msgspec.structs.replace(taken, not_restored=[*taken.not_restored, *left])
         if isinstance(taken, wire.Snapped) and taken.pid and not self._snapshots.warm:
             with suppress(Exception):  # a courtesy; user code may have replaced any part of it
@@ -154,8 +156,10 @@ class Guest:
     def _run_short_of_memory(self, number: int, frame: FrameType | None) -> None:
         """Near the cap the host asks for this, so that a runaway cell ends as an exception and not by a kill."""
         set_handler(_MEMORY, IGNORE)  # once is enough
+        cap = self._memory_bytes >> 20
+        held = outside.own_memory_bytes() >> 20
         raise MemoryError(
-            f"this session's memory is nearly used up (its cap is {self._memory_bytes >> 20} MiB): "
+            f"this session's memory is nearly used up (the kernel itself holds {held} MiB, the cap is {cap} MiB): "
             "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory"
         )
 

@@ -1,8 +1,8 @@
 """Frozen copies of this kernel: taking them, and what has to be mended in a copy that is woken.
 
 Memory comes back by itself, to the last byte. What lies in Linux does not: the offsets of open files are shared with
-the kernel that died, so they are written down before and set again after; sockets and pipes cannot be mended and are
-named.
+the kernel that died, so they are written down before and set again after; shared memory, sockets and pipes are as the
+run that failed left them, and are named (`outside`).
 """
 
 import os
@@ -10,6 +10,7 @@ import socket
 import stat
 from contextlib import suppress
 
+from holdfast.guest import outside
 from holdfast.kernel import wire
 
 try:
@@ -25,16 +26,16 @@ class Snapshots:
         self.warm = False
         """The pages that cells write to are the kernel's own again, as far as they are known."""
         self._wake = wake
-        self._own = {_identity(fd) for fd in (wake.fileno(), *own_fds)}
+        self._own = {outside.identity(fd) for fd in (wake.fileno(), *own_fds)}
 
     def disregard(self, *fds: int) -> None:
         """Our own channels: not the user's, and in order after a wake."""
-        self._own |= {_identity(fd) for fd in fds}
+        self._own |= {outside.identity(fd) for fd in fds}
 
     def take(self) -> wire.Snapped | wire.Woken:
         """In the original: whether there is a copy now. In the copy, much later: that it is awake."""
         try:
-            offsets = _offsets()
+            offsets, shared = _offsets(), outside.note()
             pid, threads = self._fork()
         except OSError as error:
             return wire.Snapped(reason=str(error.strerror or error))
@@ -45,7 +46,14 @@ class Snapshots:
         for fd, offset in offsets.items():
             with suppress(OSError):
                 os.lseek(fd, offset, os.SEEK_SET)
-        return wire.Woken(pid=os.getpid(), not_restored=self._not_restored())
+        return wire.Woken(pid=os.getpid(), not_restored=self._mend_the_rest(shared))
+
+    def _mend_the_rest(self, shared: outside.Shared) -> list[str]:
+        try:
+            outside.take_back(shared)
+            return outside.named(self._own)
+        except Exception as error:  # a cell may have shut /dev/shm, or taken every descriptor: the rest is in order
+            return [f"what lies outside memory: {type(error).__name__}: {error}"]
 
     def _fork(self) -> tuple[int, int]:
         if _snapshot is not None:
@@ -69,37 +77,11 @@ class Snapshots:
             bed.send(b"asleep")
             return bed.recv(64)
 
-    def _not_restored(self) -> list[str]:
-        return [
-            f"{kind} (descriptor {fd})"
-            for fd, status in _open_files()
-            if (kind := _outside_memory(status)) and (status.st_dev, status.st_ino) not in self._own
-        ][:100]
-
 
 def _offsets() -> dict[int, int]:
     offsets = {}
-    for fd, status in _open_files():
+    for fd, status in outside.open_files():
         if stat.S_ISREG(status.st_mode):
             with suppress(OSError):
                 offsets[fd] = os.lseek(fd, 0, os.SEEK_CUR)
     return offsets
-
-
-def _open_files() -> list[tuple[int, os.stat_result]]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found.append((int(name), os.fstat(int(name))))
-    return found
-
-
-def _outside_memory(status: os.stat_result) -> str | None:
-    if stat.S_ISSOCK(status.st_mode):
-        return "socket"
-    return "pipe" if stat.S_ISFIFO(status.st_mode) else None
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino

@@ -322,7 +322,7 @@ class Woken(Message, frozen=True):
 
     pid: int
     not_restored: list[str] = []
-    """Open things whose state lies outside memory: sockets, pipes."""
+    """What lies outside memory and is as the run before left it: sockets, pipes, shared memory, ended processes."""
 
 
 class Name(msgspec.Struct, frozen=True, kw_only=True):

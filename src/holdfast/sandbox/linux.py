@@ -66,6 +66,9 @@ _MOUNT_ATTR_RDONLY_NOSUID_NODEV = 0x1 | 0x2 | 0x4
 _MOUNT_ATTR_NOSUID_NODEV = 0x2 | 0x4
 _MOUNT_ATTR_IDMAP = 0x100000
 
+IPC_KINDS = ("shm", "sem", "msg")
+_IPC_RMID = 0
+
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x1 | 0x40
@@ -167,6 +170,12 @@ def drop_capabilities() -> None:
     """Empty the effective, permitted and inheritable sets of this thread."""
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     _check(_libc.syscall(_SYS_CAPSET, header, bytes(24)), "capset")
+
+
+def remove_ipc(kind: str, number: int) -> None:
+    """Remove a System V object, by its number in /proc/sysvipc; `kind` is one of `IPC_KINDS`."""
+    arguments = (number, 0, _IPC_RMID) if kind == "sem" else (number, _IPC_RMID, None)
+    _check(getattr(_libc, f"{kind}ctl")(*arguments), f"{kind}ctl {number}")
 
 
 def flush_c_streams() -> None:
