@@ -399,9 +399,7 @@ static long receive(int socket, char *message, size_t room, int *descriptor) {
     return size;
 }
 
-static void say_asleep(int socket) {
-    if (sys6(SYS_sendto, socket, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) != 6) SYS2(SYS_exit_group, 1, 0);
-}
+static int say_asleep(int socket) { return sys6(SYS_sendto, socket, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) == 6; }
 
 /* The whole life of a frozen copy: say that it is there, wait to be woken, or end. The host reads who it is from the
  * credentials that Linux attaches to the message.
@@ -413,13 +411,14 @@ static void sleep_until_woken(int wake_fd) {
     int bed;
     set_oom_score("0", 1);
     if (SYS3(SYS_prctl, PR_SET_DUMPABLE, 0, 0) != 0) SYS2(SYS_exit_group, 1, 0);
-    say_asleep(wake_fd);
+    if (!say_asleep(wake_fd)) SYS2(SYS_exit_group, 1, 0);
     long size = receive(wake_fd, message, sizeof message, &bed);
-    if (bed >= 0) {
-        int other;
-        say_asleep(bed);
-        size = receive(bed, message, sizeof message, &other);
-        SYS2(SYS_close, bed, 0);
+    while (bed >= 0) {
+        int given = bed, ours = say_asleep(given);
+        /* One that the host has closed was meant for somebody who died before he had it. */
+        size = receive(ours ? given : wake_fd, message, sizeof message, &bed);
+        SYS2(SYS_close, given, 0);
+        if (ours) break;
     }
     /* The host is gone, or the descriptor is; or there was no room for the bed. */
     if (size != 4 || memcmp(message, "wake", 4) != 0) SYS2(SYS_exit_group, 0, 0);

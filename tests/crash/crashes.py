@@ -65,6 +65,7 @@ class Crashes:
         self.host = Host(home, env)
         before = self.host.ask("create", scenario=name)
         self.played = self.host.ask("play", session=before.session, scenario=name, at="")
+        self.taken_back = set(before.live) - set(self.played.live)
         self.states = SCENARIOS[name].states(before.files, self.played.files)
 
     def survive(self, check: "Check", *, thorough: bool = False) -> None:
@@ -124,7 +125,8 @@ class Crashes:
         wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
         if or_all and after.version > before.version:
             steps = len(self.states) - 1
-        check_recovered(self.home, before, after, self.states[steps], moved=steps > 0)
+        files, moved = self.states[steps], steps > 0
+        check_recovered(self.home, before, after, files, moved=moved, taken_back=self.taken_back)
         return after
 
 

@@ -27,7 +27,7 @@ def note_points() -> None:
 
 
 def create(scenario: str) -> dict[str, Any]:
-    session = Session(memory="256M", timeout=30, home=home, env=env)
+    session = Session(memory="256M", timeout=30, home=home, env=env, undo=SCENARIOS[scenario].undo)
     sessions[session.id] = session
     assert session.run(BASE).status == "committed"
     SCENARIOS[scenario].prepare(session)

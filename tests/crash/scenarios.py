@@ -78,6 +78,8 @@ class Scenario(NamedTuple):
     commits: bool = True
     saves: Sequence[Sequence[str]] = ()
     """Files that are kept from each savepoint on."""
+    undo: int = 0
+    """What the session keeps to go back to."""
 
     def states(self, old: dict[str, str], new: dict[str, str]) -> list[dict[str, str]]:
         """The files that may be found after a crash, from step to step."""
@@ -100,6 +102,9 @@ SCENARIOS = {
     "a write into new directories": Scenario(lambda s: s.write("new/deep/written.txt", b"written\n")),
     "a removal": Scenario(lambda s: s.remove("dir")),
     "a restore": Scenario(lambda s: s.restore(s.history()[0].ckpt), prepare=lambda s: s.run(CHANGES)),
+    "a restore with memory": Scenario(
+        lambda s: s.restore(s.history()[0].ckpt), prepare=lambda s: s.run(CHANGES), undo=2
+    ),
     "a key": Scenario(lambda s: s.run(COUNTED, key=KEY)),
     "a key of a run that keeps no file": Scenario(lambda s: s.run("counted = 4", key=KEY)),
 }

@@ -12,21 +12,25 @@ from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
 
-def check_recovered(home: Path, before: Told, after: Told, files: dict[str, str], *, moved: bool) -> None:
-    """That a session is where one state of its scenario leaves it, and not between two of them."""
+def check_recovered(
+    home: Path, before: Told, after: Told, files: dict[str, str], *, moved: bool, taken_back: set[str]
+) -> None:
+    """That a session is where one state of its scenario leaves it, and not between two of them. `taken_back` are names
+    that it is to forget when it moves."""
     assert after.files == files
     assert on_disk(home, after.session) == files
     assert after.version == before.version + moved
-    check_memory(before, after)
+    check_memory(before, after, taken_back=taken_back if moved else set())
     assert after.ckpt == ckpt_of(after)
     check_books(home, after)
     check_residue(home, after)
 
 
-def check_memory(before: Told, after: Told) -> None:
+def check_memory(before: Told, after: Told, *, taken_back: set[str]) -> None:
     assert after.generation > before.generation
     assert after.live == []
-    assert set(after.labels) >= set(before.live)
+    assert set(after.labels) >= set(before.live) - taken_back
+    assert not set(after.labels) & taken_back
     assert set(after.labels.values()) == {"recomputable"}
     assert "restarted" in after.cause
 
