@@ -180,6 +180,20 @@ def test_who_was_cut_off_comes_back_and_misses_nothing(http: httpx2.Client, at: 
     assert again == seen
 
 
+def test_an_event_source_comes_back_by_itself(http: httpx2.Client, at: str) -> None:
+    """A browser's says which event it saw last; what it gets then is what it missed, and nothing twice."""
+    done = run(http, at, "for i in range(3): print(i, flush=True); __import__('time').sleep(0.2)")
+    events_at = f"{at}/runs/{done['id']}/events"
+    seen = http.get(events_at, headers={"accept": "text/event-stream"}).text
+    rest = http.get(events_at, headers={"accept": "text/event-stream", "last-event-id": "1"}).text
+    nonsense = http.get(events_at, headers={"accept": "text/event-stream", "last-event-id": "x"}).text
+
+    assert seen.startswith("id: 0\n")
+    assert rest.startswith("id: 2\n")
+    assert seen.endswith(rest)
+    assert nonsense == seen
+
+
 def test_the_same_key_comes_back_to_a_run_under_way(http: httpx2.Client, at: str) -> None:
     code, key = "import time\nprint('on', flush=True)\ntime.sleep(1.5)\nprint('off')", {"key": "k"}
     with following(http, at, code, **key) as told:

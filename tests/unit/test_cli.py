@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast.api import CreateSession
-from holdfast.cli import jupyter, main
+from holdfast.cli import demo, jupyter, main
+from holdfast.cli.demo.show import Show
 from holdfast.cli.main import app
 from holdfast.cli.screen import saved
 from holdfast.cli.terminal import Writer, harmless
@@ -143,3 +144,18 @@ def test_a_mime_type_is_the_guests_word_and_no_path(tmp_path: Path) -> None:
 
     assert kept.parent == tmp_path
     assert os.listdir(tmp_path) == [kept.name]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_demo_that_breaks_one_promise_of_many_fails(
+    as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(stage: Show, home: Path, **_: object) -> list[Path]:
+        stage.promise("kept", "as said", True)
+        stage.promise("broken", "not as said", False)
+        return [tmp_path / "gone"]
+
+    monkeypatch.setattr(demo, "_play", play)
+    assert demo.show(home=tmp_path, env=None, save=None, as_json=as_json) == 1
+    told = capsys.readouterr().out
+    assert ('"kept": false' if as_json else "a promise was broken") in told

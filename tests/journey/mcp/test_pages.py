@@ -12,13 +12,14 @@ from holdfast.server.mcp import tools
 
 DOCS = Path(__file__).parents[3] / "docs"
 MCP, AGENTS = (DOCS / "mcp.md").read_text(), (DOCS / "agents.md").read_text()
+README = (DOCS.parent / "README.md").read_text()
 
 
-def commands() -> list[list[str]]:
+def commands(page: str = MCP) -> list[list[str]]:
     """What clients are told to start, without the program's own name."""
-    configured = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", MCP, re.S)]
+    configured = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.S)]
     servers = [(each.get("mcpServers") or each["servers"])["holdfast"] for each in configured]
-    typed = re.findall(r"-- holdfast (mcp .*)", MCP)
+    typed = re.findall(r"-- holdfast (mcp [^`\n]*)", page)
     return [server["args"] for server in servers if "command" in server] + [line.split() for line in typed]
 
 
@@ -27,7 +28,15 @@ def test_all_four_clients_are_there() -> None:
     assert all(name in MCP for name in ("Claude Code", "Claude Desktop", "Cursor", "VS Code"))
 
 
-@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_the_readme_shows_them_too() -> None:
+    for name in ("Claude Code", "Claude Desktop", "Cursor", "VS Code"):
+        assert f"**{name}**" in README
+    assert len(commands(README)) == 3  # Claude Desktop and Cursor take the same
+    assert '{"mcpServers": {"holdfast": ' in README
+    assert '{"servers": {"holdfast": {"type": "stdio", ' in README
+
+
+@pytest.mark.parametrize("arguments", [*commands(), *commands(README)], ids=" ".join)
 def test_what_clients_are_told_to_start_can_be_started(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
 
