@@ -14,7 +14,7 @@ import anyio.to_thread
 from holdfast import durable
 from holdfast.books import Books
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, SandboxUnavailable
+from holdfast.errors import HoldfastError, InvalidSetting, SandboxUnavailable
 from holdfast.home import Home, acquire, acquire_shared
 from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
@@ -35,7 +35,7 @@ async def open_service(settings: Settings) -> Service:
     try:
         tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
         await anyio.to_thread.run_sync(tree.sweep)
-        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
+        key = await anyio.to_thread.run_sync(_key_of, home)
         journal = Journal(home.journal)
         await _settle_all(home, journal, key)
         node = LocalNode(home, tree)
@@ -58,7 +58,7 @@ async def settle_shared(settings: Settings) -> dict[str, str]:
             tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
             await anyio.to_thread.run_sync(tree.sweep)
             await anyio.to_thread.run_sync(tree.remove)
-        key = await anyio.to_thread.run_sync(SigningKey.load_or_create, home.keys)
+        key = await anyio.to_thread.run_sync(_key_of, home)
         async with _journal(home) as journal:
             runs = await journal.read(lambda store: store.unsettled())
             await _settle_all(home, journal, key)
@@ -88,6 +88,16 @@ def _owned(settings: Settings) -> Iterator[Home]:
         yield home
     finally:
         home.release()
+
+
+def _key_of(home: Home) -> SigningKey:
+    """A job's is in the user's home, which nobody has had to write to before."""
+    try:
+        return SigningKey.load_or_create(home.keys)
+    except OSError as error:
+        raise InvalidSetting(
+            f"{home.parent} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
+        ) from error
 
 
 def _acquire(settings: Settings) -> Home:

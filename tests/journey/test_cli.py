@@ -207,6 +207,40 @@ def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfa
     assert time.monotonic() - began < 90
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "missing.py", "--json"], "missing.py"),
+        (["exec", "--memory", "lots", "--json", "1"], "lots"),
+        (["show", "--json"], "SESSION"),
+        (["ps", "--json", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_json_too_where_it_was_asked_for(holdfast: Holdfast, arguments: list[str], told: str) -> None:
+    done = holdfast(*arguments)
+
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (2, "wrong_usage")
+    assert told in error["message"]
+    assert f"`holdfast {arguments[0]} --help`" in error["hint"]
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_system_refuses_is_told_with_what_to_do_next(holdfast: Holdfast, tmp_path: Path) -> None:
+    job, gone = tmp_path / "job.py", tmp_path / "gone"
+    job.write_text("1")
+    gone.mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, sys.argv[1:])"
+    nowhere = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND, "run", job], cwd=gone, capture_output=True, text=True, check=False
+    )
+    no_home = holdfast("run", "job.py", "--home", "/proc/nowhere", cwd=tmp_path)
+
+    for done in (nowhere, no_home):
+        assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
+        assert "[invalid_setting]\nhint: " in done.stderr
+
+
 def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(holdfast: Holdfast) -> None:
     done = holdfast("demo", "--json")
 

@@ -1,5 +1,6 @@
 """The `holdfast` command: what can be typed. What it then does is in the module of the same name."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from holdfast.cli.options import (
     refuse_given,
     typed,
 )
+from holdfast.cli.telling import carry_out
 from holdfast.cli.telling import told as _told
 
 app = typer.Typer(
@@ -381,7 +383,7 @@ def demo(home: Home = None, env: Env = None, save: Save = None, as_json: Json = 
 
 
 def main() -> None:
-    app()
+    sys.exit(carry_out(app))
 
 
 if __name__ == "__main__":

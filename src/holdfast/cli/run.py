@@ -16,6 +16,7 @@ from holdfast.cli.progress import rich_report
 from holdfast.cli.screen import Screen
 from holdfast.cli.status import Status
 from holdfast.config import Limits, Settings
+from holdfast.errors import InvalidSetting
 from holdfast.jobs import Job, OpenJob
 from holdfast.model import Run
 from holdfast.records import Change
@@ -42,7 +43,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_file(asked: Asked) -> int:
     """Run it and print what came of it; returns the exit code."""
-    directory = asked.workspace.resolve(strict=True)
+    directory = _directory(asked.workspace)
     code, script = scripts.read(asked.file, workspace=directory, arguments=asked.arguments)
     job = Job(code=code, script=script, options=asked.options, limits=asked.limits, env=asked.env, force=asked.force)
     opened = engine.wait(lambda: jobs.open_job(directory, job, settings=asked.settings))
@@ -50,6 +51,15 @@ def run_file(asked: Asked) -> int:
         return _Face(opened, asked).run()
     finally:
         engine.wait(opened.close)
+
+
+def _directory(named: Path) -> Path:
+    try:
+        return named.resolve(strict=True)
+    except OSError as error:  # the shell is in a directory that is gone
+        raise InvalidSetting(
+            f"{named} cannot be a workspace: {error.strerror}", hint="cd to one that is there, or --workspace DIR"
+        ) from error
 
 
 class _Face:

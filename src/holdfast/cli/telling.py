@@ -6,10 +6,29 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import typer
 
 from holdfast.errors import HoldfastError, HomeBusy
+
+# typer has click within, and names only this one of its errors.
+_WrongUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+
+
+def carry_out(app: typer.Typer) -> int:
+    """What was typed; the exit code. Wrong usage is shown by typer, but to who asks for JSON told as any failure is."""
+    typed = sys.argv[1:]
+    if "--json" not in typed[: typed.index("--") if "--" in typed else None]:
+        app()  # it exits by itself
+    try:
+        return int(app(standalone_mode=False, prog_name="holdfast") or 0)
+    except _WrongUsage as error:
+        command = error.ctx.command_path if error.ctx else "holdfast"
+        message, hint = error.format_message(), f"`{command} --help` has all that it takes"
+        _refuse("wrong_usage", message, hint)
+        print(f"holdfast: {message} [wrong_usage]\nhint: {hint}", file=sys.stderr)
+        return error.exit_code
 
 
 @contextlib.contextmanager
@@ -20,13 +39,16 @@ def told(home: Path | None = None, *, as_json: bool = False) -> Iterator[None]:
         yield
     except HoldfastError as error:
         if as_json:
-            said = {"code": error.code, "message": error.message, "hint": error.hint}
-            print(json.dumps({"status": "refused", "error": said}))
+            _refuse(error.code, error.message, error.hint)
         print(f"holdfast: {error}", file=sys.stderr)
         raise typer.Exit(3) from None
     except KeyboardInterrupt:
         print("holdfast: interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+def _refuse(code: str, message: str, hint: str) -> None:
+    print(json.dumps({"status": "refused", "error": {"code": code, "message": message, "hint": hint}}))
 
 
 def _finish_killed(home: Path | None) -> None:
