@@ -128,7 +128,7 @@ def note(run: Run) -> str:
 
 def of_note(text: str, run: Run, *, inert: bool) -> dict[str, Any]:
     """A display, and not text on stderr, so that the saved notebook has the receipt beside it."""
-    shown = f'<pre style="border-left: 4px solid #c62828; padding-left: 1em">{html.escape(text)}</pre>'
+    shown = f'<pre style="margin: 0; border-left: 4px solid #c62828; padding-left: 1em">{html.escape(text)}</pre>'
     return {
         "data": bundle({"text/plain": text, "text/html": shown}, inert=inert),
         "metadata": {OURS: {"session": run.session, "run": run.id, "receipt": of_receipt(run)}},
