@@ -389,7 +389,7 @@ def test_what_cannot_be_sent_is_named_and_the_notebook_goes_on(notebook: Noteboo
 
 def test_after_too_much_memory_the_notebook_goes_on_with_its_variables_and_a_note(notebook: Notebook) -> None:
     number = int(notebook.run("kept = list(range(5))")[0]["content"]["execution_count"])
-    reply, outputs = notebook.run("kept.append(99)\nhuge = bytearray(2 << 30)")
+    reply, outputs = notebook.run("kept.append(99)\nopen('<b>.txt', 'w').close()\nhuge = bytearray(2 << 30)")
     note = outputs[0]["content"]
 
     assert reply["content"]["status"] == "error"
@@ -398,6 +398,8 @@ def test_after_too_much_memory_the_notebook_goes_on_with_its_variables_and_a_not
     assert [output["msg_type"] for output in outputs] == ["display_data", "error"]
     for kind in ("text/plain", "text/html"):
         assert all(word in note["data"][kind] for word in ("Cause: ", "Memory: as it was before the run", "Next: "))
+    assert "<b>.txt" in note["data"]["text/plain"]
+    assert "&lt;b&gt;.txt" in note["data"]["text/html"], "names are the cell's, and no markup"
     assert note["metadata"]["holdfast"]["receipt"] == reply["metadata"]["holdfast"]["receipt"]
     assert outputs[1]["metadata"]["holdfast"] == reply["metadata"]["holdfast"], "an error's content has no metadata"
     assert notebook.value("kept") == "[0, 1, 2, 3, 4]"

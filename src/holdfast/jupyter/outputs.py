@@ -129,16 +129,15 @@ class Outputs:
 
     def _repeatable(self, kind: str, content: Content) -> int | None:
         """How much there is to keep until then; None if it is not to be repeated."""
-        if kind not in ("display_data", "update_display_data") or not _is_still(content["data"]):
+        if kind not in ("display_data", "update_display_data") or (size := _characters(content)) is None:
             return None
         number = content["transient"].get("display_id")
         if kind == "display_data" and number is not None and not self._is_new(number):
             return None
         others = [size for known, (_, size) in self._shown.items() if known != number]
-        size = _characters(content)
-        if size is None or len(others) >= MOST_DISPLAYS or sum(others) + size > MOST_CHARACTERS:
+        if len(others) >= MOST_DISPLAYS or sum(others) + size > MOST_CHARACTERS:
             return None
-        return size
+        return size if _is_still(content["data"]) else None
 
     def _is_new(self, number: str) -> bool:
         """For certain: also that it will be known the next time."""
@@ -154,11 +153,11 @@ def _is_still(data: Content) -> bool:
 
 def _characters(content: Content) -> int | None:
     """About as many as will be sent; None if it cannot be."""
-    data = content.get("data", {})
+    values = list(content.get("data", {}).values())
+    texts = [content.get("text", ""), *(value for value in values if isinstance(value, str))]
+    others = [value for value in values if not isinstance(value, str)]
     try:
-        rest = json.dumps([content.get("metadata"), *(value for value in data.values() if not isinstance(value, str))])
+        rest = json.dumps([content.get("metadata"), content.get("transient"), others])
     except (ValueError, TypeError, RecursionError, OverflowError):
         return None
-    return (
-        len(rest) + len(content.get("text", "")) + sum(len(value) for value in data.values() if isinstance(value, str))
-    )
+    return len(rest) + sum(map(len, texts))
