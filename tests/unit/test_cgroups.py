@@ -435,11 +435,12 @@ def test_a_delegated_user_makes_caps_and_kills_like_root(tree: Tree) -> None:
 
 
 def test_the_scope_is_asked_for_with_every_property_it_needs() -> None:
-    words = delegation.scope_arguments("holdfast-home-77.scope", 77)
+    words = delegation.scope_arguments("holdfast-home-77.scope", 77, bus="/run/user/7/bus")
 
     *call, description_and_rest = " ".join(words).split(" StartTransientUnit ", 1)
     assert call == [
-        "busctl --user --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+        "busctl --address=unix:path=/run/user/7/bus --quiet "
+        "call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
     ]
     assert description_and_rest == (
         "ssa(sv)a(sa(sv)) holdfast-home-77.scope fail 5 Description s Holdfast sessions "

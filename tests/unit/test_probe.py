@@ -125,6 +125,29 @@ def test_apparmors_restriction_comes_with_the_profile_that_lifts_it_for_this_int
         assert profile.endswith("sudo apparmor_parser -r /etc/apparmor.d/holdfast")
 
 
+def test_apparmors_switch_is_read_where_ubuntus_kernel_has_it(tmp_path: Path) -> None:
+    """A real file in the place of the switch, in a mount namespace; user namespaces really cannot be made."""
+    (tmp_path / "kernel").mkdir()
+    (tmp_path / "kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
+
+    code, found = probed(
+        f"""
+        uid, gid = os.geteuid(), os.getegid()
+        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"1000 {{uid}} 1")
+        Path("/proc/self/gid_map").write_text(f"1000 {{gid}} 1")
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        linux.mount({str(tmp_path)!r}, "/proc/sys", flags=linux.MS_BIND)
+        """
+    )
+
+    assert code == 1
+    assert missing(found) >= {"user namespace", "AppArmor"}
+    assert found["AppArmor"]["detail"].startswith("restricts: ")
+    assert found["AppArmor"]["remedy"].startswith("sudo tee /etc/apparmor.d/holdfast ")
+
+
 def test_a_restriction_that_a_profile_lifted_is_no_fault() -> None:
     _, found = probed(f"{ON_UBUNTU}    user_namespaces.make_and_use = lambda: 'made and used'")
 

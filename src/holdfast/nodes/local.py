@@ -76,8 +76,12 @@ class LocalNode:
         self._keeper = await _start_keeper(self._home.logs)
         try:
             await anyio.to_thread.run_sync(self.tree.adopt, self._keeper.peer_pid)
-        except cgroups.CgroupUnavailable as error:
-            raise SandboxUnavailable(error.reason, hint=error.remedy) from error
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self.close()  # else the keeper would live as long as we do
+            if isinstance(error, cgroups.CgroupUnavailable):
+                raise SandboxUnavailable(error.reason, hint=error.remedy) from error
+            raise
 
     def take_ids(self) -> Ids:
         if self._block is None:  # an ordinary user: he is 0 in the keeper's namespace, and owns the files himself

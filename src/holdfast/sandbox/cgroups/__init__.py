@@ -59,10 +59,10 @@ def _find_cgroup(owner: str, uid: int) -> Tree:
     if found.v2 is None:
         raise CgroupUnavailable(
             "no cgroup hierarchy with a memory controller is mounted",
-            remedy=f"sudo mount -t cgroup2 none /sys/fs/cgroup (in a container: {delegation.IN_A_CONTAINER})",
+            remedy=f"sudo mount -t cgroup2 none /sys/fs/cgroup  # in a container: {delegation.IN_A_CONTAINER}",
         )
     # systemd comes before a cgroup that merely happens to be writable: all of a login is, and it
     # belongs to systemd.
-    if not v2.has_place(found.v2, uid) and delegation.user_manager_present():
+    if not v2.has_place(found.v2, uid) and delegation.user_manager_present(uid):
         return ScopedTree(owner, found.v2.top, uid)
     return v2.open_tree(owner, found, found.v2, uid)

@@ -246,6 +246,8 @@ class Tree(ABC):
     """The cgroups of one owner."""
 
     kind: Kind
+    asked_of = ""
+    """Who made room for it, where somebody had to be asked: ` by your systemd`."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner

@@ -28,7 +28,7 @@ IN_A_CONTAINER = "start the container with: docker run --privileged --cgroupns=p
 
 _SYSTEMD = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 _SLICE = "app.slice"
-_SCOPE_PATIENCE_S = 5.0
+_SCOPE_PATIENCE_S = 20.0
 
 
 def directory(top: str, uid: int) -> str:
@@ -119,18 +119,28 @@ def _systemd_controllers_command() -> str:
         f'mkdir -p {place} && printf "[Service]\\nDelegate={" ".join(V2_CONTROLLERS)}\\n" > '
         f"{place}/holdfast.conf && systemctl daemon-reload"
     )
-    return f"sudo sh -c {shlex.quote(steps)}, then log out and in again"
+    return f"sudo sh -c {shlex.quote(steps)}  # then log out everywhere and in again, or reboot"
 
 
-def user_manager_present() -> bool:
+def user_manager_present(uid: int) -> bool:
     """Whether we can ask systemd for a scope."""
-    if not shutil.which("busctl"):
-        return False
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return bool(os.environ.get("DBUS_SESSION_BUS_ADDRESS")) or (bool(runtime) and os.path.exists(f"{runtime}/bus"))
+    return shutil.which("busctl") is not None and _user_bus(uid) is not None
 
 
-def scope_arguments(unit: str, pid: int) -> list[str]:
+def _user_bus(uid: int) -> str | None:
+    """The socket of the bus on which the user's systemd is; None where no such manager runs.
+
+    By the place that systemd gives it, not by DBUS_SESSION_BUS_ADDRESS: that may name a bus without any systemd, and
+    whoever was started by cron or sudo has no such variable, though his manager runs (`loginctl enable-linger`).
+    """
+    for runtime in (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{uid}"):
+        # The second is the manager's own: a bus alone may belong to anybody.
+        if runtime and kernfs.writable(f"{runtime}/bus", f"{runtime}/systemd/private"):
+            return f"{runtime}/bus"
+    return None
+
+
+def scope_arguments(unit: str, pid: int, *, bus: str) -> list[str]:
     """The call that makes a delegated scope and moves a process into it."""
     properties = [
         ["Description", "s", "Holdfast sessions"],
@@ -140,7 +150,15 @@ def scope_arguments(unit: str, pid: int) -> list[str]:
         ["PIDs", "au", "1", str(pid)],
     ]
     flat = [word for entry in properties for word in entry]
-    call = ["busctl", "--user", "--quiet", "call", *_SYSTEMD, "StartTransientUnit", "ssa(sv)a(sa(sv))"]
+    call = [
+        "busctl",
+        f"--address=unix:path={bus}",
+        "--quiet",
+        "call",
+        *_SYSTEMD,
+        "StartTransientUnit",
+        "ssa(sv)a(sa(sv))",
+    ]
     return [*call, unit, "fail", str(len(properties)), *flat, "0"]
 
 
@@ -148,13 +166,16 @@ def scopes_directory(top: str, uid: int) -> str:
     return f"{top}/user.slice/user-{uid}.slice/user@{uid}.service/{_SLICE}"
 
 
-def start_scope(unit: str, pid: int) -> str:
+def start_scope(unit: str, pid: int, *, uid: int) -> str:
     """Ask the user's systemd for the scope; its path in the v2 hierarchy, once the process is in it."""
-    made = subprocess.run(scope_arguments(unit, pid), capture_output=True, text=True, check=False)
+    bus = _user_bus(uid)
+    if bus is None:
+        raise CgroupUnavailable("the user's systemd has ended meanwhile", remedy=command(mounted(), uid))
+    made = subprocess.run(scope_arguments(unit, pid, bus=bus), capture_output=True, text=True, check=False)
     if made.returncode != 0:
         raise CgroupUnavailable(
             f"systemd did not make a scope: {made.stderr.strip()}",
-            remedy=command(mounted(), os.geteuid()),
+            remedy=command(mounted(), uid),
         )
     # The call only queues the job.
     give_up_at = time.monotonic() + _SCOPE_PATIENCE_S
@@ -162,7 +183,7 @@ def start_scope(unit: str, pid: int) -> str:
         if time.monotonic() > give_up_at:
             raise CgroupUnavailable(
                 f"systemd took the call, but process {pid} is still in {place}",
-                remedy=command(mounted(), os.geteuid()),
+                remedy=command(mounted(), uid),
             )
         time.sleep(0.005)
     return place

@@ -13,15 +13,18 @@ from holdfast.sandbox.cgroups.v2 import V2Cgroup, V2Tree, enable_sessions, sweep
 
 
 class ScopedTree(V2Tree):
+    asked_of = " in a scope of your systemd"
+
     def __init__(self, owner: str, top: str, uid: int) -> None:
         super().__init__(owner, "", keeper_leaf=True)
         self._top = top
+        self._uid = uid
         self._scopes = delegation.scopes_directory(top, uid)
         self._unit = ""
 
     def adopt(self, pid: int) -> None:
         unit = f"holdfast-{self.owner}-{pid}.scope"
-        place = delegation.start_scope(unit, pid)
+        place = delegation.start_scope(unit, pid, uid=self._uid)
         self._unit, self._directory = unit, f"{self._top}{place}"
         super().adopt(pid)
         enable_sessions(self._directory)

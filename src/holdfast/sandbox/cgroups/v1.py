@@ -78,7 +78,7 @@ class V1Tree(Tree):
         if not os.path.exists(f"{memory}/{_CAP_WITH_SWAP}") and machine_has_swap():
             raise CgroupUnavailable(
                 "this kernel does not count swap and the machine has some: the memory cap would not be hard",
-                remedy="sudo swapoff -a (or boot with the kernel parameter swapaccount=1)",
+                remedy="sudo swapoff -a  # or boot with the kernel parameter swapaccount=1",
             )
 
     def create(self, name: str, limits: Limits) -> "V1Cgroup":

@@ -96,7 +96,7 @@ def enable_sessions(directory: str) -> None:
     if not os.path.exists(f"{directory}/memory.swap.max") and machine_has_swap():
         raise CgroupUnavailable(
             "this kernel does not count swap and the machine has some: the memory cap would not be hard",
-            remedy="sudo swapoff -a (or boot with the kernel parameter swapaccount=1)",
+            remedy="sudo swapoff -a  # or boot with the kernel parameter swapaccount=1",
         )
 
 

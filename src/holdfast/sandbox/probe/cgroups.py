@@ -56,7 +56,7 @@ def _swap(found: hierarchies.Hierarchies, version: str) -> Finding:
     return Finding(
         name="swap accounting", required=swap, ok=counted if swap else None,
         detail=seen if swap else "the machine has no swap", why="the cap holds for swap too",
-        remedy="" if counted or not swap else "sudo swapoff -a (or boot with the kernel parameter swapaccount=1)",
+        remedy="" if counted or not swap else "sudo swapoff -a  # or boot with the kernel parameter swapaccount=1",
     )  # fmt: skip
 
 
@@ -66,7 +66,8 @@ def _live_cgroup(version: str) -> list[Finding]:
     own = Finding(name="cgroup of our own", required=True, ok=True, detail=version, why=why_own)
     cap = Finding(name="memory cap", required=True, ok=None, detail="not tried: no cgroup", why=why_cap)
     try:
-        frozen, killed = _in_a_cgroup(cgroups.find(f"probe-{os.getpid()}"))
+        tree = cgroups.find(f"probe-{os.getpid()}")
+        frozen, killed = _in_a_cgroup(tree)
     except cgroups.CgroupUnavailable as error:
         weaker = 'or accept a cap that is only sampled: memory_cap="watchdog", --memory-cap watchdog'
         remedy = f"{error.remedy}\n# {weaker}"
@@ -76,7 +77,8 @@ def _live_cgroup(version: str) -> list[Finding]:
         return [dataclasses.replace(own, ok=False, detail=str(error), remedy=remedy), cap]
     return [
         dataclasses.replace(
-            own, ok=frozen, detail=f"made, entered, {'frozen' if frozen else 'NOT frozen'}, removed",
+            own, ok=frozen,
+            detail=f"made{tree.asked_of}, entered, {'frozen' if frozen else 'NOT frozen'}, removed",
             remedy="" if frozen else "boot Linux 5.2 or newer",
         ),
         dataclasses.replace(

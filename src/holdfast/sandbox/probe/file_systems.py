@@ -34,7 +34,7 @@ def findings(directory: Path | None) -> list[Finding]:
         Finding(
             name="overlayfs", required=True, ok=layers[0], detail=layers[1],
             why="stages a run's files, so that they commit or roll back",
-            remedy="" if layers[0] else "sudo modprobe overlay (Linux 5.11 or newer); in a container, home on a volume",
+            remedy="" if layers[0] else "sudo modprobe overlay  # Linux 5.11 or newer; in Docker: home on a volume",
         ),
     ]  # fmt: skip
 
