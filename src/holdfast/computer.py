@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, OnSave, Outcome, Stop
+from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, OnSave, Outcome, Stop, nothing
 from holdfast.kernel.output import RunOutput, forget_oldest_logs
 from holdfast.model import Memory, MemoryCap, RunError, Stray
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
@@ -30,6 +30,7 @@ from holdfast.resources.memory import Protection
 from holdfast.resources.publish import discard
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox.cgroups import Cgroup
+from holdfast.sandbox.cgroups.contract import Killed
 
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
@@ -143,8 +144,10 @@ class Computer:
         emit: Emit | None = None,
         ask: Ask | None = None,
         on_save: OnSave | None = None,
+        meanwhile: Meanwhile = nothing,
     ) -> Execution:
-        """Conduct a request to its end, whatever end that is, and clear up after it."""
+        """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
+        case and once, when the kernel has it."""
         assert self.now is not None
         cgroup = self.now.cgroup
         output = RunOutput(
@@ -155,7 +158,7 @@ class Computer:
         self._conduct, given_up = conduct, None
         self.protection.kept.woken = frozenset()
         try:
-            outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards())
+            outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards(), meanwhile=meanwhile)
         except BaseException as error:
             given_up = error
             with anyio.CancelScope(shield=True):
@@ -163,9 +166,14 @@ class Computer:
         finally:
             self._conduct = None
             output.close()
-        with anyio.CancelScope(shield=True):
-            outcome = await self._check_disk(outcome)
-            strays = await self._clear_up(outcome)
+        left = set(cgroup.pids()) - self.protection.keep
+        if left or outcome.finished is None or self.disk.has_written():
+            with anyio.CancelScope(shield=True):
+                outcome = await self._check_disk(outcome)
+                killed = await self._kill_left()
+        else:
+            killed = []
+        strays = self._strays(outcome, killed)
         evidence = self._evidence(cgroup, oom_kills)
         return Execution(
             conduct=conduct,
@@ -352,12 +360,13 @@ class Computer:
         stop = await self.disk.at_end() if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
-    async def _clear_up(self, outcome: Outcome) -> list[Stray]:
-        """Name and kill what the request left."""
+    async def _kill_left(self) -> list[Killed]:
+        """What the request left."""
         assert self.now is not None
-        cgroup, keep, killed = self.now.cgroup, self.protection.keep, []
-        if set(cgroup.pids()) - keep:
-            killed = await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep))
+        cgroup, keep = self.now.cgroup, self.protection.keep
+        return await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep)) if set(cgroup.pids()) - keep else []
+
+    def _strays(self, outcome: Outcome, killed: list[Killed]) -> list[Stray]:
         if outcome.printed:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []

@@ -51,10 +51,13 @@ class DiskGuard:
 
     async def at_end(self) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
+        return await self._measure() if self.has_written() else None
+
+    def has_written(self) -> bool:
+        """Whether there is noticeably less room than at the last look."""
         free_bytes, free_files = self._free()
         seen_bytes, seen_files = self._seen or (free_bytes + _WROTE_BYTES, free_files)
-        wrote = seen_bytes - free_bytes >= _WROTE_BYTES or seen_files - free_files >= _WROTE_FILES
-        return await self._measure() if wrote else None
+        return seen_bytes - free_bytes >= _WROTE_BYTES or seen_files - free_files >= _WROTE_FILES
 
     async def take_stock(self) -> None:
         """In the caller's thinking time: what many small runs wrote adds up."""

@@ -11,6 +11,10 @@ What `append` is given is one unit: all of it is durable when it returns, or non
 durable in the order in which they were queued, many of them in one commit when many wait. A commit that failed is not
 tried again: everyone in it is told.
 
+A plan that nobody waits for and nobody watches (`append_soon`) lingers for a few milliseconds: most runs are over by
+then, and it is in the commit that has their end. It keeps its place in the order. A host that dies meanwhile leaves no
+word of that run, and nothing else of it either: what could last comes after `Verified`, and that is behind the plan.
+
 Where a commit takes a millisecond, whoever waits for it makes it, in the event loop: to wake a thread and be woken by
 it takes longer. Where it takes more, and for what nobody waits for, there is a thread.
 """
@@ -35,6 +39,8 @@ from holdfast.store.sqlite import Store
 T = TypeVar("T")
 _QUICK_S = 0.003
 """A commit that usually takes less is not worth a thread's wake-up, and holds nobody up."""
+_LINGER_S = 0.02
+"""How long `append_soon` waits for company. A run that lasts longer is one that others may want to know of."""
 _USUAL = 1 / 8
 """How much the last commit counts in what is usual."""
 
@@ -75,6 +81,7 @@ class Journal:
         # Failures that nobody waited for, until the session's next unit takes them. Of whoever is writing.
         self._untold: dict[str, BaseException] = {}
         self._usual_s = _QUICK_S
+        self._lingers = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
         self._writer = threading.Thread(target=self._write_until_closed, name="journal-writer", daemon=True)
         self._writer.start()
@@ -95,6 +102,18 @@ class Journal:
         """Queue it before all that is appended later. If it fails, so does the session's next `append`."""
         self._enqueue(_Unit(writes, None))
         self._bell.put(True)
+
+    def append_soon(self, *writes: AnyWrite) -> None:
+        """The same, in one commit with what is appended next; or alone, if that is long in coming."""
+        self._enqueue(_Unit(writes, None))
+        if not self._lingers:
+            self._lingers = True
+            asyncio.get_running_loop().call_later(_LINGER_S, self._write_lingering)
+
+    def _write_lingering(self) -> None:
+        self._lingers = False
+        if self._queue:
+            self._bell.put(True)
 
     async def wait_written(self) -> None:
         """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""

@@ -1,15 +1,20 @@
 """What a caller gets of a run: put together from what the kernel said, what was verified, and how it was settled."""
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 
 from holdfast import checks as checking
+from holdfast.causes import bound_names
 from holdfast.computer import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
+from holdfast.planning import RunRequest
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 
 _MESSAGE = 2_000
+_MOST_NAMES = 10_000
+_NAME_LENGTH = 200
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,21 @@ def executed(run: str, execution: Execution, error: RunError | None) -> Executed
         peak_memory_bytes=execution.peak_bytes,
         strays=[f"{stray.kind} {stray.name} ({stray.outcome})" for stray in execution.strays][:100],
     )
+
+
+def names_after(
+    request: RunRequest, execution: Execution, live: Mapping[str, tuple[str, str]], *, run: str
+) -> dict[str, tuple[str, str]]:
+    """What the run did to names: by identity, as the guest tells, and by what its text binds."""
+    finished = execution.outcome.finished
+    if finished is None:
+        return {}
+    bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
+    if request.kind == "cell":
+        for name in bound_names(request.code) & live.keys() - set(finished.gone):
+            bound.setdefault(name, live[name][0])
+    names = {name: (kind[:_NAME_LENGTH] or "object", run) for name, kind in bound.items()}
+    return names | {name: ("", run) for name in finished.gone[:_MOST_NAMES] if name in live}
 
 
 def in_data(changes: list[Change]) -> list[Change]:

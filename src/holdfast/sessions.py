@@ -59,7 +59,7 @@ class LiveSession:
         """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
-        self._turn = anyio.Lock()
+        self._turn = anyio.Lock(fast_acquire=True)
         self._settling: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         """Somebody waits for it."""
@@ -280,7 +280,8 @@ class LiveSession:
         if settling is None:
             return
         self._wanted.set()
-        await asyncio.wait([settling])
+        if not settling.done():
+            await asyncio.wait([settling])
         if self._settling is settling:
             self._settling = None
             settling.result()

@@ -10,6 +10,7 @@ The caller may go away at any moment: from the end of the code on nothing is can
 """
 
 import time
+from contextlib import suppress
 from typing import Literal
 
 import anyio
@@ -21,30 +22,32 @@ from holdfast.computer import Aftermath, Computer, Execution
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, RehearsalUnavailable, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
-from holdfast.kernel.conduct import Ask, Emit
+from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, Finding, Planned, RunCard, Settled, Verified
+from holdfast.records import Change, Check, Executed, Planned, RunCard, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
-from holdfast.results import Ending, blocked_error, executed, in_data, result, verification_error
+from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, check_text, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
+from holdfast.store.rows import AnyWrite
 from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
 
-_MOST_NAMES = 10_000
-_NAME_LENGTH = 200
 Kept = Literal["committed", "kept"]
 
 
 async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
     """Execute a request exactly as planned, to its end."""
     _refuse_nonsense(session, request)
+    if request.key is None:
+        async with session.turn() as computer:
+            return await _Transaction(session, computer, request, attempt=1).run(emit, ask)
     async with session.once.turn(request.key):
         recorded, attempt = await once.earlier_answer(session.books, request)
         if recorded is not None:
@@ -82,26 +85,26 @@ class _Transaction:
         """Memory and files are as before."""
         self.card: RunCard
         self.planned: Planned
+        self.is_planned = False
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
         await recovery.refuse_if_moved(self.books, self.request.expect)
         self.outside = await changed_outside(self.books, self.computer)
-        card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
-        self.card, strange = await as_found(self.books, card)
-        self.outside += strange
         if self.request.rehearse:
+            await self._make_card()
             return await self._rehearse(emit)
-        self._begin()
-        if missing := self._missing_names():
-            with anyio.CancelScope(shield=True):
-                return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
-        crashpoint("run.planned")
-        execution = await self._execute(emit, ask)
+        if (self.request.preflight or self.session.preflight) == "block":
+            await self._begin(watched=emit is not None)
+            if missing := planning.missing(self.card):
+                with anyio.CancelScope(shield=True):
+                    return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+        execution = await self._execute(emit, ask, meanwhile=lambda: self._begin(watched=emit is not None))
         crashpoint("run.executed")
         self.books.executed.add(self.id)
         try:
             with anyio.CancelScope(shield=True):
+                await self._refuse_if_unplanned(execution)
                 ended = await self._end(execution)
         finally:
             self.books.executed.discard(self.id)
@@ -111,8 +114,28 @@ class _Transaction:
 
     # -- plan and execute --------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Not waited for: until `Verified` nothing lasts, and that is written after it."""
+    async def _make_card(self) -> None:
+        card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
+        with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
+            self.card, strange = await as_found(self.books, card)
+        self.outside += strange
+
+    async def _begin(self, *, watched: bool) -> None:
+        """The plan, and its record, which is not waited for: until `Verified` nothing lasts, and that is written after
+        it. A plan that cannot stop the run is made while the guest is at it already."""
+        if self.is_planned:
+            return
+        await self._make_card()
+        self._note_plan(at_once=watched or self.request.key is not None or bool(self.books.watchers))
+        crashpoint("run.planned")
+
+    async def _refuse_if_unplanned(self, execution: Execution) -> None:
+        """A fault of ours, and nothing that ran without a plan stays."""
+        if not self.is_planned:
+            await self.session.roll_back(alive=False, cause="the run could not be planned", run=self.id)
+            raise execution.given_up or RuntimeError("a run without a plan")
+
+    def _note_plan(self, *, at_once: bool) -> None:
         self.planned = Planned(
             run=self.id,
             at=time.time(),
@@ -121,13 +144,14 @@ class _Transaction:
             kind=self.request.kind,
             request_sha256=self.request.digest(),
         )
-        self.books.journal.append_nowait(*self.books.note(self.planned), *once.claim(self.planned))
+        self.is_planned = True
+        writes: list[AnyWrite] = [*self.books.note(self.planned), *once.claim(self.planned)]
+        if at_once:
+            self.books.journal.append_nowait(*writes)
+        else:
+            self.books.journal.append_soon(*writes)
 
-    def _missing_names(self) -> list[Finding]:
-        policy = self.request.preflight or self.session.preflight
-        return planning.missing(self.card) if policy == "block" else []
-
-    async def _execute(self, emit: Emit | None, ask: Ask | None) -> Execution:
+    async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         turn = self.computer.next_turn()
         code = self.request.code
         request = (
@@ -138,8 +162,9 @@ class _Transaction:
             )
         )
         return await self.computer.execute(
-            self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save
-        )
+            self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
+            meanwhile=meanwhile,
+        )  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -180,10 +205,14 @@ class _Transaction:
             await self.session.roll_back(alive=False, cause=error.message, run=self.id)
         await self.computer.sweep()  # it may be its layer that fills the disk
         try:
-            if records and not isinstance(records[-1], Settled):
+            if not records:  # its plan was in the commit that failed
+                self._note_plan(at_once=False)
+            if not (records and isinstance(records[-1], Settled)):
                 await settle(self.books, self.id, reason=error.message, blame="system")
         except HoldfastError as again:
             self.books.halt(again)
+            with suppress(HoldfastError):
+                await self.books.recall(self.id)  # what was not written down is none of the next owner's business
         if isinstance(error, DiskFailed) and not isinstance(error, DiskFull):
             self.books.halt(error)
 
@@ -192,7 +221,10 @@ class _Transaction:
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
         finished = execution.outcome.finished
         status: Kept = "kept" if execution.error is not None or (finished and finished.exit_code) else "committed"
-        done, names = executed(self.id, execution, execution.error), self._bound(execution)
+        done, names = (
+            executed(self.id, execution, execution.error),
+            names_after(self.request, execution, self.before.live(), run=self.id),
+        )
         verified = Verified(
             run=self.id,
             at=time.time(),
@@ -248,19 +280,6 @@ class _Transaction:
         prepare(stage, changes)
         return kept
 
-    def _bound(self, execution: Execution) -> dict[str, tuple[str, str]]:
-        """What the run did to names: by identity, as the guest tells, and by what its text binds."""
-        finished = execution.outcome.finished
-        if finished is None:
-            return {}
-        live = self.before.live()
-        bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
-        if self.request.kind == "cell":
-            for name in bound_names(self.request.code) & live.keys() - set(finished.gone):
-                bound.setdefault(name, live[name][0])
-        names = {name: (kind[:_NAME_LENGTH] or "object", self.id) for name, kind in bound.items()}
-        return names | {name: ("", self.id) for name in finished.gone[:_MOST_NAMES] if name in live}
-
     # -- back --------------------------------------------------------------------------------------------------
 
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
@@ -279,7 +298,7 @@ class _Transaction:
         verdict = verdict or Verdict()
         if execution is not None:
             self.done = executed(self.id, execution, error)
-            self.books.journal.append_nowait(*self.books.note(self.done))
+            self.books.journal.append_soon(*self.books.note(self.done))
         if self.saves.steps:
             await self.computer.hold()  # what was saved is moved into the files below its layer
         state = self.books.state
@@ -313,9 +332,9 @@ class _Transaction:
         except DiskFull:
             await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
-                self._begin()
+                self._note_plan(at_once=False)
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
-                self.books.journal.append_nowait(*self.books.note(self.done))
+                self.books.journal.append_soon(*self.books.note(self.done))
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
@@ -347,7 +366,7 @@ class _Transaction:
                 verdict = await verify(self.books, self.computer, self.request, self.card)
         finally:
             aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
-        names = self._bound(execution)
+        names = names_after(self.request, execution, self.before.live(), run=self.id)
         state = self.books.state
         return self._result(
             execution,

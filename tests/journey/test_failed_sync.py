@@ -49,7 +49,8 @@ def test_a_failed_sync_stops_the_session_until_it_is_opened_again(tmp_path: Path
     watched = {"LD_PRELOAD": str(library), "SYNCS_FAIL": str(tmp_path / "fail"), "HOLDFAST_HOME": str(home)}
 
     session, *outcomes = _run(WORK, env=watched).split()
-    assert outcomes == ["committed", *["disk_failed"] * 3], "the disk works again, and nobody trusts it"
+    # Closing it fails only where something is left that nobody was told of.
+    assert outcomes == ["committed", *["disk_failed"] * 2], "the disk works again, and nobody trusts it"
 
     assert _run(AGAIN, session, env={"HOLDFAST_HOME": str(home)}) == "committed 'old' committed committed\n"
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from holdfast.journal import Journal
@@ -109,6 +110,58 @@ async def test_many_appends_share_a_commit_and_keep_their_order(journal: Journal
         expected = [f"{session}-{number}" for number in range(20)]
         assert await journal.read(lambda store, session=session: store.runs(session)) == expected
     assert await journal.read(Store.unsettled) == []
+
+
+async def test_what_may_linger_is_in_one_commit_with_what_comes_next(watched_disk: WatchedDisk, path: Path) -> None:
+    watched_disk.run(
+        PRELUDE
+        + """
+async def main():
+    journal = Journal(Path(sys.argv[1]))
+    for n in range(100):
+        journal.append_soon(PutResult(session="s", run=f"a{n}", body=b"x"))
+        await journal.append(PutResult(session="s", run=f"b{n}", body=b"x"))
+    os._exit(0)
+asyncio.run(main())
+""",
+        path,
+    )
+
+    commits = [step for step in watched_disk.steps(path.parent) if step.endswith("-wal")]
+    assert len(commits) < 150  # and not two for each
+
+
+async def test_what_lingers_for_long_is_written_without_company(journal: Journal, path: Path) -> None:
+    journal.append_soon(planned("r1"))
+    other = Store(path, read_only=True)
+    with anyio.fail_after(10):
+        while not other.unsettled():
+            await asyncio.sleep(0.005)
+    other.close()
+
+
+async def test_what_lingers_keeps_its_place(journal: Journal) -> None:
+    journal.append_soon(planned("r1"))
+    journal.append_nowait(executed("r1"))
+    journal.append_soon(settled("r1"))
+    await journal.wait_written()
+
+    assert tags(await journal.read(lambda store: store.records("r1"))) == ["Planned", "Executed", "Settled"]
+
+
+async def test_a_close_writes_what_lingers(path: Path) -> None:
+    journal = Journal(path)
+    journal.append_soon(planned("r1"))
+    await journal.close()
+    other = Store(path, read_only=True)
+    assert other.unsettled() == [("s1", "r1")]
+    other.close()
+
+
+async def test_what_lingered_and_failed_is_told_with_the_next(journal: Journal) -> None:
+    journal.append_soon(settled("unknown"))
+    with pytest.raises(ValueError, match="unknown"):
+        await journal.append(planned("r1"))
 
 
 async def test_fifty_at_once_are_synced_far_less_often_than_one_by_one(watched_disk: WatchedDisk, path: Path) -> None:

@@ -6,11 +6,12 @@ import struct
 from holdfast.kernel import wire
 
 _CREDENTIALS = struct.Struct("iii")
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
     """One packet and the pid of its sender, as our pid namespace numbers it."""
-    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
+    data, ancillary, flags, _ = sock.recvmsg(size, _ROOM)
     if flags & socket.MSG_TRUNC:
         raise wire.ProtocolViolation("a packet that is too long")
     for level, kind, value in ancillary:

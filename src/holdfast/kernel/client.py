@@ -21,6 +21,7 @@ from holdfast.kernel.attested import number_inside, receive
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
+from holdfast.kernel.waiting import readable
 from holdfast.sandbox.cgroups import MemoryWatch
 
 MAX_MESSAGE_BYTES = 33 << 20
@@ -90,8 +91,7 @@ class Kernel:
 
     async def wait(self, timeout_s: float | None) -> list[Happening]:
         """What happened next; nothing, if the time is over."""
-        with anyio.move_on_after(timeout_s):
-            await anyio.wait_readable(self._epoll)
+        await readable(self._epoll.fileno(), timeout_s)
         return self.collect()
 
     def collect(self) -> list[Happening]:
@@ -124,6 +124,19 @@ class Kernel:
         with suppress(BrokenPipeError, ConnectionResetError):
             for packet in wire.packets(message):
                 await self._send_packet(packet)
+
+    def send_nowait(self, message: wire.Message) -> bool:
+        """The same without waiting; False: it does not fit at once, and nothing was sent."""
+        packets = wire.packets(message)
+        if len(packets) > 1:
+            return False
+        try:
+            self._control.send(packets[0])
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return True
 
     def watch_memory(self, watch: MemoryWatch) -> None:
         """Report `Pressed` when the session's cgroup says so."""

@@ -24,6 +24,8 @@ Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
 OnSave = Callable[[wire.Saving], Awaitable[str]]
 """Keeps what a cell saves on the way; returns why not, or nothing."""
+Meanwhile = Callable[[], Awaitable[None]]
+"""What is done once the kernel has the request."""
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _METADATA_CHARACTERS = 64 << 10
@@ -38,6 +40,10 @@ _LOCATION_S = 0.1
 millisecond; who blocks the signal waits it out."""
 _DEATH_REPORT_S = 0.5
 """How long a kernel that fell silent has for its death to be reported."""
+
+
+async def nothing() -> None:
+    """There is nothing to do meanwhile."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,18 +165,30 @@ class Conduct:
             self._ask_again_at = now + grace_s / 2
             self._heard = self._kernel.interrupt()
 
-    async def run(self, request: wire.Execute | wire.Shell, *, timeout_s: float, guards: list[Guard]) -> Outcome:
+    async def run(
+        self,
+        request: wire.Execute | wire.Shell,
+        *,
+        timeout_s: float,
+        guards: list[Guard],
+        meanwhile: Meanwhile = nothing,
+    ) -> Outcome:
+        """`meanwhile` is called when the kernel has the request, or cannot be given it."""
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
         self._turn = request.turn
         self._kernel.read_location()  # of an earlier run that was warned and lived
         # Whatever a thread sent between two runs answers nothing; but the kernel may have died meanwhile.
-        for event in self._kernel.collect():
-            if isinstance(event, (Printed, Died, Gone)):
-                await self._take(event)
-        with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
-            await self._kernel.send(request)
+        try:
+            for event in self._kernel.collect():
+                if isinstance(event, (Printed, Died, Gone)):
+                    await self._take(event)
+            if not self._kernel.send_nowait(request):
+                with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
+                    await self._kernel.send(request)
+        finally:
+            await meanwhile()
         return await self._end()
 
     async def abandon(self, stop: Stop) -> Outcome:
