@@ -94,6 +94,14 @@ def from_strangers(strange: Sequence[str]) -> list[Check]:
     return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
 
 
+def from_late_changes(theirs: Sequence[str]) -> list[Check]:
+    """Files that others changed after they were verified, too late for a rollback."""
+    if not theirs:
+        return []
+    detail = f"changed by somebody else as the files appeared: {_few(sorted(theirs))}. Theirs stays, not what it wrote"
+    return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
+
+
 def passed(checks: Iterable[Check]) -> bool:
     return all(check.ok for check in checks)
 

@@ -30,6 +30,7 @@ MANY = 16
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DISK = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_RENAME_NOREPLACE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -148,6 +149,17 @@ def _descend(root: Path, parts: Sequence[str]) -> int:
 def rename(src: Name, dst: Name, *, src_dir: int, dst_dir: int) -> None:
     """Move, over whatever file is there."""
     with _step("rename"):
+        os.rename(src, dst, src_dir_fd=src_dir, dst_dir_fd=dst_dir)
+
+
+def rename_new(src: Name, dst: Name, *, src_dir: int, dst_dir: int) -> None:
+    """Move to a name that is free; FileExistsError: it is not. Where the file system has no such call, over a file
+    that came in between."""
+    with _step("rename"):
+        if _libc.renameat2(src_dir, os.fsencode(src), dst_dir, os.fsencode(dst), _RENAME_NOREPLACE) == 0:
+            return
+        if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), dst)
         os.rename(src, dst, src_dir_fd=src_dir, dst_dir_fd=dst_dir)
 
 

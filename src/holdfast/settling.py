@@ -47,6 +47,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Sealed
     saved: list[str] = []
     """Files that it had saved on the way and that were applied now."""
+    theirs: list[str] = []
+    """Files that it changed and that somebody else changed after they were verified: those stay."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +123,7 @@ async def _publish(
     books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
 ) -> Settlement:
     after = state_after(books.state, verified)
-    await books.in_thread(lambda: _publish_files(books, verified, after, redo=redo, same_inode=same_inode))
+    theirs = await books.in_thread(lambda: _publish_files(books, verified, after, redo=redo, same_inode=same_inode))
     receipt = seal(verified.receipt, books.key)
     settled = _settled(told.planned, after, receipt, status=verified.status)
     await books.journal.append(
@@ -130,15 +132,17 @@ async def _publish(
     )
     books.adopt(sealed(after, receipt.sha256))
     books.remember(after.version, verified.changes)
-    return Settlement(settled=settled, receipt=receipt)
+    return Settlement(settled=settled, receipt=receipt, theirs=theirs)
 
 
-def _publish_files(books: Books, verified: Verified, after: State, *, redo: bool, same_inode: frozenset[Parts]) -> None:
+def _publish_files(
+    books: Books, verified: Verified, after: State, *, redo: bool, same_inode: frozenset[Parts]
+) -> list[str]:
     workspace = books.workspace
     stage = workspace.stage_path(verified.stage)
     crashpoint("settle.publish.before")
     try:
-        publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
+        theirs = publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
     except OSError as error:
         if workspace.shared is None:
             raise
@@ -153,6 +157,7 @@ def _publish_files(books: Books, verified: Verified, after: State, *, redo: bool
     crashpoint("settle.published")
     write_manifest(books, after)
     crashpoint("settle.manifest.written")
+    return theirs
 
 
 def write_manifest(books: Books, state: State) -> None:

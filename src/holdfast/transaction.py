@@ -16,7 +16,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-from holdfast import once, planning, recovery
+from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, keeps_memory, with_fate
 from holdfast.computer import Aftermath, Computer, Execution
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, RehearsalUnavailable, SessionHalted
@@ -258,7 +258,10 @@ class _Transaction:
         )  # fmt: skip
         settlement = await self._write_down(done, verified, ended)
         self.computer.pristine = False
-        return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
+        noted = checks.from_late_changes(settlement.theirs)
+        return msgspec.structs.replace(
+            ended, receipt=receipt(settlement.receipt.envelope), checks=[*ended.checks, *noted]
+        )
 
     async def _write_down(self, done: Executed, verified: Verified, ended: Run) -> Settlement:
         answer = once.encode(ended, self.request)

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast import engine, jobs, verbs
+from holdfast import engine, jobs, settling, verbs
 from holdfast.config import Limits, Settings
 from holdfast.jobs import OpenJob
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.planning import RunRequest
+from holdfast.resources.publish import publish
 
 
 @pytest.fixture
@@ -74,3 +76,22 @@ def test_what_a_job_saves_on_the_way_is_kept_though_it_fails(opened: OpenJob, di
     assert (directory / "done").read_text() == "done"
     assert (directory / "done").stat().st_uid == directory.stat().st_uid
     assert not (directory / "half").exists()
+
+
+def test_what_the_user_writes_as_the_files_appear_is_not_overwritten_and_is_told(
+    run: Callable[[str], Run], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*arguments: Any, **more: Any) -> list[str]:
+        """Somebody writes after all was verified."""
+        (directory / "log").write_text("the user's\n")
+        (directory / "new").write_text("the user's\n")
+        return publish(*arguments, **more)
+
+    monkeypatch.setattr(settling, "publish", late)
+    done = run("for name in ('log', 'new', 'other'): open(name, 'w').write('the run\\'s')")
+
+    found = {path.name: path.read_text() for path in directory.iterdir() if path.is_file()}
+    assert done.status == "committed", "it was past the point of no return"
+    assert found == {"log": "the user's\n", "new": "the user's\n", "other": "the run's"}
+    (told,) = [check.detail for check in done.checks if check.name == "outside"]
+    assert told.startswith("changed by somebody else as the files appeared: log, new.")

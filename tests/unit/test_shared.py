@@ -133,6 +133,34 @@ def test_a_redo_leaves_alone_what_the_user_changed_since(disk: Disk) -> None:
     }  # fmt: skip
 
 
+def test_what_the_user_writes_after_it_was_verified_is_his_and_is_told(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("as it was", "edited", "to go"):
+        disk.has(name, "old")
+    for name in ("as it was", "edited", "added", "at the last moment", "new"):
+        disk.stages(name, "new")
+    changes = [*disk.changes(), *removals(disk, "to go")]
+    for name in ("edited", "added", "to go"):
+        (disk.directory / name).write_text("the user's")
+
+    def race(name: bytes, dir_fd: int) -> os.stat_result | None:
+        """Somebody writes between the last look at a name and what is done then."""
+        found = look(name, dir_fd=dir_fd)
+        if name == b"at the last moment" and found is None:
+            (disk.directory / "at the last moment").write_text("the user's")
+        return found
+
+    look = publish.look
+    monkeypatch.setattr(publish, "look", race)
+    theirs = publish.publish(disk.stage, disk.files, changes, disk.blobs, redo=False)
+
+    assert sorted(theirs) == ["added", "at the last moment", "edited", "to go"]
+    assert {name: (disk.directory / name).read_text() for name in theirs} == dict.fromkeys(theirs, "the user's")
+    assert [(disk.directory / name).read_text() for name in ("as it was", "new")] == ["new", "new"]
+    assert not disk.stage.exists()
+
+
 def test_a_redo_replaces_only_what_the_run_found(disk: Disk) -> None:
     for name in ("as it was", "edited", "to directory", "to link"):
         disk.has(name, "old")

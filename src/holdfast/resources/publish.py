@@ -12,9 +12,10 @@ ends in the same tree.
 Modes and owners are set again at each redo; so the one thing that a cut may cost is the time of a directory.
 
 In a directory of the user's (`descent.Tree.shared`) others may write as well. What is found there is copied and not
-adopted: its owner, its mode and its other names are none of ours. What a redo finds there and is neither what the run
-found nor what it left is the user's, who has changed it since: it stays, with all that is in a directory that was to
-go, and nothing halts. The next look at the directory takes it in (`census`).
+adopted: its owner, its mode and its other names are none of ours. What is neither what the run found nor what it left
+is the user's, who has changed it since it was verified: it stays, with all that is in a directory that was to go, and
+nothing halts. The caller is told; the next look at the directory takes it in (`census`). A name that was free is taken
+only if it still is; what somebody writes to a file between the last look at it and the rename over it is lost.
 """
 
 import errno
@@ -67,8 +68,9 @@ def publish(
     redo: bool,
     keep_old: bool = True,
     same_inode: Container[Parts] = (),
-) -> None:
-    """Make `files` what the changes say; durable when it returns, and the stage is gone.
+) -> list[str]:
+    """Make `files` what the changes say; durable when it returns, and the stage is gone. Returns what was left to the
+    user, who had changed it.
 
     Files in `same_inode` are written into, where they are, instead of being replaced (see `handles`). Until that is
     durable they stay in the stage as well, so that a redo knows no difference.
@@ -92,6 +94,7 @@ def publish(
     crashpoint("publish.synced")
     discard(stage)
     crashpoint("publish.discarded")
+    return publishing.theirs
 
 
 def discard(stage: Path) -> None:
@@ -106,8 +109,8 @@ class _Publishing:
     def __init__(self, stage: Path, files: Tree, *, redo: bool, same_inode: Container[Parts]) -> None:
         self._redo = redo
         self._shared = files.shared is not None
-        self._may_be_theirs = self._shared and redo
-        """The user may have changed since what the run found or left."""
+        self.theirs: list[str] = []
+        """What the user has changed since the run found or left it."""
         self._same_inode = same_inode
         self._trash = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._staged = Cursor(stage)
@@ -127,8 +130,8 @@ class _Publishing:
         old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
         if old is None or kind_of(old) != change.kind:  # done before; something else may be there now
             return
-        if self._may_be_theirs and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) != change.before:
-            return
+        if self._shared and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) != change.before:
+            return self.theirs.append(change.path)
         self._touch(tuple(parent))
         self._clear(name)
         crashpoint("publish.removed")
@@ -137,10 +140,10 @@ class _Publishing:
         *parent, name = parts_of(change)
         staged = look(name, dir_fd=self._staged.fd) if self._staged.go(parent) else None
         if not self._go_to_place(parent):
-            return
+            return self.theirs.append(change.path)
         self._touch(tuple(parent))
-        if self._may_be_theirs and self._is_theirs(change, name):
-            return
+        if self._shared and self._is_theirs(change, name):
+            return self.theirs.append(change.path)
         if change.kind == "directory":
             self._put_directory(change, name, staged)
         elif staged is not None and kind_of(staged) == change.kind:
@@ -202,10 +205,14 @@ class _Publishing:
             _confirm(change, name, dir_fd=self._staged.fd)
         old = look(name, dir_fd=self._place.fd)
         if old is not None and stat.S_ISDIR(old.st_mode) and not self._clear(name):
-            return None
+            return self.theirs.append(change.path)
         if old is not None and stat.S_ISREG(old.st_mode) and parts_of(change) in self._same_inode:
             return self._write_into(name)
-        durable.rename(name, name, src_dir=self._staged.fd, dst_dir=self._place.fd)
+        try:
+            move = durable.rename_new if self._shared and change.action == "added" else durable.rename
+            move(name, name, src_dir=self._staged.fd, dst_dir=self._place.fd)
+        except FileExistsError:  # it came in this very moment
+            return self.theirs.append(change.path)
         crashpoint("publish.renamed")
 
     def _write_into(self, name: bytes) -> None:
@@ -247,6 +254,8 @@ class _Publishing:
         if not stat.S_ISREG(old.st_mode):  # what a link or a FIFO was, nobody wrote down
             return bool(change.before)
         found = _digest(name, self._place.fd)
+        if _sign(old) != _sign(look(name, dir_fd=self._place.fd)):  # while it was read, which may take a while
+            return True
         return found not in (change.before, change.sha256 or change.before) and not self._is_half_written(name)
 
     def _is_half_written(self, name: bytes) -> bool:
@@ -294,6 +303,10 @@ class _Publishing:
         self._staged.close()
         self._place.close()
         os.close(self._trash)
+
+
+def _sign(status: os.stat_result | None) -> tuple[int, int, int] | None:
+    return status and (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _digest(name: bytes, directory: int) -> str:
