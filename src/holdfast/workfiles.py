@@ -127,14 +127,15 @@ def _refuse_if_another(session: LiveSession, name: str, wanted: str | None) -> N
     here = session.books.state.files.get(name)
     if wanted is not None and wanted != (here.sha256 if here else ""):
         found = f"has the SHA-256 {here.sha256}" if here else "is not there"
-        raise StateMoved(f"{name} {found}", hint="read it again, and write it again if you still want to")
+        raise StateMoved(f"{name} {found}", hint="read it again, and do it again if you still want to")
 
 
-async def remove(session: LiveSession, path: PathLike) -> Written:
-    """Take a file away, or a directory with all that is in it."""
+async def remove(session: LiveSession, path: PathLike, *, replaces: str | None = None) -> Written:
+    """Take a file away, or a directory with all that is in it. `replaces` is the SHA-256 that the file must have."""
     name = one_path(session, path)
 
     def fill(stage: Path) -> list[Change]:
+        _refuse_if_another(session, name, replaces)
         return plan_removal(name, files=session.workspace.files, known=session.books.state.files)
 
     return await _change(session, kind="write", goal=f"remove {name}", fill=fill)

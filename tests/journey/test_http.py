@@ -497,16 +497,19 @@ def test_a_range_of_a_file_that_is_another_by_now_is_the_whole(http: httpx2.Clie
     assert http.get(ten, headers={"range": "bytes=0-1", "if-range": '"other"'}).content == b"0123456789"
 
 
-def test_a_file_is_replaced_only_if_it_is_what_the_writer_thinks(http: httpx2.Client, at: str) -> None:
+def test_a_file_is_replaced_or_removed_only_if_it_is_what_the_writer_thinks(http: httpx2.Client, at: str) -> None:
     place = f"{at}/files/a.txt"
     first = http.put(place, content=b"1", headers={"if-none-match": "*"})
     again = http.put(place, content=b"2", headers={"if-none-match": "*"})
     etag = http.get(place).headers["etag"]
     second = http.put(place, content=b"2", headers={"if-match": etag})
     stale = http.put(place, content=b"3", headers={"if-match": etag})
+    kept = http.delete(place, headers={"if-match": etag})
 
-    assert [each.status_code for each in (first, again, second, stale)] == [200, 412, 200, 412]
-    assert http.get(place).content == b"2"
+    assert [each.status_code for each in (first, again, second, stale, kept)] == [200, 412, 200, 412, 412]
+    assert (kept.json()["code"], http.get(place).content) == ("state_moved", b"2")
+    assert http.delete(place, headers={"if-match": http.get(place).headers["etag"]}).status_code == 200
+    assert http.get(place).status_code == 404
 
 
 def test_names_that_are_odd(http: httpx2.Client, at: str) -> None:

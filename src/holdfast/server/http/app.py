@@ -97,7 +97,7 @@ OPERATIONS = (
     _on("/{id}/files", "GET", files.list_all, gives=list[FileEntry]),
     _on("/{id}/files/{path}", "GET", files.read, media=(api.BYTES,), parameters=(RANGE, IF_NONE_MATCH)),
     _on("/{id}/files/{path}", "PUT", files.write, sends=api.BYTES, gives=Written, parameters=(IF_MATCH_FILE,)),
-    _on("/{id}/files/{path}", "DELETE", files.remove, gives=Written),
+    _on("/{id}/files/{path}", "DELETE", files.remove, gives=Written, parameters=(IF_MATCH_FILE,)),
     _on("/{id}/names", "GET", sessions.names, gives=dict[str, Name]),
     _on("/{id}/history", "GET", runs.list_all, gives=list[HistoryEntry], parameters=(LIMIT,)),
     _on("/{id}/manifest", "GET", sessions.show_manifest, media=("text/plain",)),

@@ -76,7 +76,7 @@ async def write(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Take a file or directory away. An earlier version still has it."""
     session = await hub_of(request).live(request)
-    return given(request, await workfiles.remove(session, _path(request)))
+    return given(request, await workfiles.remove(session, _path(request), replaces=_replaced(request)))
 
 
 async def restore(request: Request) -> Response:
