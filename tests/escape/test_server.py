@@ -126,6 +126,39 @@ def test_a_name_makes_no_header(owner: httpx2.Client, at: str) -> None:
     assert "x-evil" not in answer.headers
 
 
+EVIL = {"origin": "https://evil.example"}
+FORM = {"content-type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421), (EVIL, 403), ({"sec-fetch-site": "cross-site"}, 403), (FORM, 415),
+        ({**EVIL, **FORM}, 403), ({"authorization": "Bearer nobody"}, 401), ({"authorization": ""}, 401),
+    ],
+)  # fmt: skip
+def test_every_face_of_the_real_server_is_behind_the_door(
+    owner: httpx2.Client, at: str, headers: dict[str, str], status: int
+) -> None:
+    """What a page of another site, a name that was made to point here, or a stranger can send."""
+    before = owner.get(at).json()["version"]
+    for path in (f"{at}/runs", "/v1/sessions", f"{at}/reset", "/mcp"):
+        answer = owner.post(path, content=b'{"code": "1"}', headers={"content-type": "application/json", **headers})
+        assert answer.status_code == status, (path, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["hint"]
+        assert "access-control-allow-origin" not in answer.headers
+    now = owner.get(at).json()
+    assert (now["version"], now["generation"]) == (before, 1)
+
+
+def test_a_body_too_large_for_the_real_server_is_refused(owner: httpx2.Client, at: str) -> None:
+    answer = owner.post(f"{at}/runs", json={"code": "#" * (17 << 20)})
+
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert run(owner, at, "1")["text"] == "1"
+
+
 # -- other people's sessions ---------------------------------------------------------------------------------------
 
 
