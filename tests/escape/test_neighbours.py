@@ -118,6 +118,34 @@ def test_their_memory_is_not_shared_after_the_fork(pair, tools):
     one.reset()
 
 
+def test_the_memory_of_one_is_not_read_by_the_other(pair, tools):
+    """By the numbers that the host knows its processes by, and by those that it has in its own session."""
+    one, other = pair
+    one.run("secret = bytearray(b'the-secret-of-another')")
+    processes = tools.host_pids(one)
+    address = one.run(
+        "import ctypes, os; print(os.getpid(), ctypes.addressof(ctypes.c_char.from_buffer(secret)))"
+    ).stdout
+    inside, at = (int(word) for word in address.split())
+
+    printed = tools.try_in(
+        other,
+        f"""
+        class Span(_ctypes.Structure):
+            _fields_ = [("base", _ctypes.c_void_p), ("length", _ctypes.c_size_t)]
+        for pid in {[*processes, inside]}:
+            found = _ctypes.create_string_buffer(30)
+            here, there = Span(_ctypes.addressof(found), 21), Span({at}, 21)
+            print(call("process_vm_readv", pid, _ctypes.byref(here), 1, _ctypes.byref(there), 1, 0),
+                  call("ptrace", 16, pid, 0, 0), found.value == b"")
+            if pid != os.getpid():
+                print(tries(os.open, f"/proc/{{pid}}/mem", os.O_RDONLY), tries(os.pidfd_open, pid))
+        """,
+    )
+
+    assert set(printed.split()) <= {"EPERM", "ESRCH", "ENOENT", "EACCES", "EINVAL", "True"}
+
+
 def test_they_draw_different_random_numbers(pair, tools):
     sources = "random.random(), numpy.random.random(), os.urandom(8).hex(), uuid.uuid4()"
     draw = f"import os, random, uuid, numpy; print({sources})"

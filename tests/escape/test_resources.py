@@ -121,6 +121,25 @@ def test_memory_in_disguise_stays_below_the_cap(open_session, tools, hoard):
         assert tools.memory_of(session) <= CAP
 
 
+def test_the_cache_of_files_is_the_guests_own_and_costs_it_nothing_else(open_session, tools):
+    """Written and read, three times the cap of files passes through; the machine's cache is not the guest's to fill."""
+    session = open_session(memory=CAP)
+    session.run("kept = 1")
+    run = session.run("""
+for number in range(6):
+    with open(f"/mnt/data/{number}", "wb") as file:
+        for _ in range(96): file.write(b"x" * (1 << 20))
+for number in range(6):
+    with open(f"/mnt/data/{number}", "rb") as file:
+        while file.read(1 << 20): pass
+""")
+
+    assert run.error is None
+    assert run.peak_memory_bytes is None or run.peak_memory_bytes <= CAP * 3 // 2
+    assert tools.memory_of(session) <= CAP * 3 // 2
+    assert (session.run("kept").text, session.generation) == ("1", 1)
+
+
 def test_what_a_guest_asked_linux_to_watch_does_not_keep_it_from_dying(open_session, tools):
     """A trigger on the machine's pressure takes Linux milliseconds to take down: who has thousands outlives SIGKILL."""
     session = open_session(memory=CAP)

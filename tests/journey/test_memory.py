@@ -1,5 +1,6 @@
 """Memory survives: whatever ends a run, the session goes on with its variables, or says that it could not."""
 
+import ast
 import asyncio
 import json
 import os
@@ -516,15 +517,23 @@ with Session(memory="512M", timeout=60) as session:
     told = [session.run("x = 1"), session.run("x = 2; import os; os._exit(1)"), session.run("x"), session.run("1 / 0")]
     told += [session.run("import _thread, time; _thread.start_new_thread(time.sleep, (60,))")]
     told += [session.run("x"), session.run("os._exit(1)"), session.run("'x' in globals()")]
+    told += [session.run('''
+import os
+def tries(verb, *arguments):
+    try: return verb(*arguments)
+    except OSError as error: return error.strerror
+tries(os.kill, 1, 9); tries(os.kill, 1, 19)
+[tries(os.open, f"/proc/1/{name}", os.O_RDONLY) for name in ("mem", "maps", "environ", "fd", "root")]
+''')]
     json.dump([(r.memory, r.unprotected, r.text, r.generation) for r in told], sys.stdout)
 """
 
 
-def test_without_the_c_part_only_kernels_with_threads_are_unprotected(tmp_path: Path) -> None:
+def test_without_the_c_parts_only_kernels_with_threads_are_unprotected(tmp_path: Path) -> None:
+    """As it is where there was no compiler: without the thread-keeping fork, and with a pid 1 in Python."""
     package, home = tmp_path / "lib/holdfast", tmp_path / "home"
-    shutil.copytree(
-        Path(holdfast.__file__).parent, package, ignore=shutil.ignore_patterns("_snapshot*.so", "__pycache__")
-    )
+    left_out = shutil.ignore_patterns("_snapshot*.so", "pid1", "__pycache__")
+    shutil.copytree(Path(holdfast.__file__).parent, package, ignore=left_out)
     home.mkdir()
     (home / "envs").symlink_to(default_home() / "envs")
     told = subprocess.run(
@@ -534,13 +543,14 @@ def test_without_the_c_part_only_kernels_with_threads_are_unprotected(tmp_path: 
         check=False,
     )
     assert told.returncode == 0, told.stderr.decode()
-    first, died, x, raised, threaded, unprotected, lost, after = json.loads(told.stdout)
+    first, died, x, raised, threaded, unprotected, lost, after, pid_1 = json.loads(told.stdout)
     assert (first[0], died[0], x[2], raised[0]) == ("kept", "restored", "1", "restored")
     assert [died[1], x[1], raised[1], threaded[1]] == [None] * 4
     assert "threads" in unprotected[1]
     assert "C part" in unprotected[1]
     assert (lost[0], lost[3], after[2]) == ("lost", 2, "False")
     assert "C part" in lost[1]
+    assert set(ast.literal_eval(pid_1[2])) <= {"No such file or directory", "Permission denied"}
 
 
 # -- what lies outside memory ------------------------------------------------------------------------------------

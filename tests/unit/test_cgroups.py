@@ -25,6 +25,7 @@ from holdfast.sandbox.cgroups import (
     hierarchies,
 )
 from holdfast.sandbox.cgroups.scoped import ScopedTree
+from holdfast.sandbox.cgroups.v1 import V1Cgroup
 from holdfast.sandbox.cgroups.v2 import V2Cgroup
 
 MIB = 2**20
@@ -211,6 +212,19 @@ def test_the_cpu_quota_slows_a_busy_child_down(make: Make, spawn: Spawner) -> No
 
     # Startup of the interpreter may have left some burst; a whole core it is not.
     assert 0.01 < used < 0.35
+
+
+def test_the_share_the_quota_and_the_burst_are_the_kernels_to_keep(make: Make) -> None:
+    cgroup = make(Limits(memory_bytes=64 * MIB, pids=16, cpus=0.5, cpu_weight=50))
+    if isinstance(cgroup, V1Cgroup):
+        place, told = Path(cgroup._cpu), {"cpu.shares": "512", "cpu.cfs_quota_us": "50000", "cpu.cfs_burst_us": "50000"}
+    else:
+        assert isinstance(cgroup, V2Cgroup)
+        place, told = Path(cgroup._path), {"cpu.weight": "50", "cpu.max": "50000 100000", "cpu.max.burst": "50000"}
+
+    found = {name: (place / name).read_text().strip() for name in told if (place / name).exists()}
+    assert found == {name: value for name, value in told.items() if name in found}
+    assert len(found) >= 2, "only the burst may be missing, on an older Linux"
 
 
 def test_freezing_stops_a_counting_child_and_thawing_lets_it_go_on(make: Make, spawn: Spawner, tmp_path: Path) -> None:

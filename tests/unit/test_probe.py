@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from holdfast.nodes import ids
 from holdfast.sandbox import pid1
 from holdfast.sandbox.probe import Finding, compiled, identity, strict
 
+CLONE = Path(__file__).parents[2]
 NAMESPACES = {f"{name} namespace" for name in ("user", "mount", "pid", "net", "ipc", "uts")}
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root makes the ordinary user")
@@ -164,6 +167,21 @@ def test_without_a_compiler_it_says_what_is_lost(tmp_path: Path, monkeypatch: py
     assert (parts.ok, parts.required, compiler.ok) == (False, False, False)
     assert "2 MiB" in parts.why
     assert "gcc" in compiler.remedy
+
+
+def test_it_installs_where_nothing_can_be_compiled(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    built = shutil.ignore_patterns("_snapshot*.so", "pid1", "__pycache__", "*.egg-info")
+    shutil.copytree(CLONE / "src", clone / "src", ignore=built)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CLONE / name, clone)
+
+    uv = [Path(sys.executable).with_name("uv"), "build", "--quiet", "--wheel", "--out-dir", tmp_path, clone]
+    subprocess.run(uv, check=True, env={**os.environ, "CC": "/bin/false"})
+
+    names = {Path(name).name for wheel in tmp_path.glob("*.whl") for name in zipfile.ZipFile(wheel).namelist()}
+    assert {"_snapshot.c", "pid1.c", "pid1.py", "py.typed"} <= names
+    assert not any(name == "pid1" or name.endswith(".so") for name in names)
 
 
 def test_a_pid_1_for_another_machine_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
