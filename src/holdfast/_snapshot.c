@@ -401,6 +401,13 @@ static long receive(int socket, char *message, size_t room, int *descriptor) {
 
 static int say_asleep(int socket) { return sys6(SYS_sendto, socket, (long)"asleep", 6, MSG_NOSIGNAL, 0, 0) == 6; }
 
+/* All signals are blocked. What user code sent to a sleeper would be the first thing to reach the kernel that it is now. */
+static void forget_signals(void) {
+    uint64_t all = ~0ULL;
+    struct timespec at_once = {0, 0};
+    for (int left = 1 << 16; left > 0 && SYS4(SYS_rt_sigtimedwait, &all, 0, &at_once, 8) > 0; left--) {}
+}
+
 /* The whole life of a frozen copy: say that it is there, wait to be woken, or end. The host reads who it is from the
  * credentials that Linux attaches to the message.
  *
@@ -422,6 +429,7 @@ static void sleep_until_woken(int wake_fd) {
     }
     /* The host is gone, or the descriptor is; or there was no room for the bed. */
     if (size != 4 || memcmp(message, "wake", 4) != 0) SYS2(SYS_exit_group, 0, 0);
+    forget_signals();
     SYS3(SYS_prctl, PR_SET_DUMPABLE, 1, 0);
     set_oom_score("500", 3); /* it is the kernel now; after DUMPABLE, which decides who may write there */
 }

@@ -699,3 +699,220 @@ def test_the_host_is_left_with_no_descriptors_of_dead_snapshots(session: Session
         in_time(session, "1 / 0", mode="notebook")
 
     assert len(os.listdir("/proc/self/fd")) < fds + 20, "a spare session may have come; forty snapshots have not stayed"
+
+
+# -- snapshots of earlier versions -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def undoing() -> Iterator[Session]:
+    """Beside the present snapshot, those of the beginning and of versions 1 and 2 sleep; x is the version's number."""
+    with armed(undo=8) as session:
+        attack(session, "x = 2")
+        attack(session, "x = 3")
+        session.names()
+        yield session
+
+
+def versions_asleep(session: Session) -> set[int]:
+    session.names()
+    asleep: set[int] = session._session._transport._session.computer.protection.kept.versions()
+    return asleep
+
+
+def assert_goes_back(session: Session, version: int) -> None:
+    back = session.restore(ckpt_of(session, version))
+    assert (back.memory, back.without_memory) == ("restored", None)
+    assert attack(session, "x").text == str(version)
+
+
+def assert_files_alone(session: Session, version: int) -> None:
+    """Nothing comes back in silence that is not what it seems to be, and nothing is lost over it."""
+    now = attack(session, "x").text
+    back = session.restore(ckpt_of(session, version))
+    assert (back.memory, back.without_memory) == ("kept", "its snapshot was killed")
+    assert "x" in back.names_not_restored
+    assert attack(session, "x").text == now
+
+
+def ckpt_of(session: Session, version: int) -> str:
+    return next(entry.ckpt for entry in session.history() if entry.version == version)
+
+
+def test_every_kept_snapshot_is_as_closed_as_the_present_one(undoing: Session) -> None:
+    run = attack(undoing, """
+        asleep = [pid for pid in others() if pid > 1]
+        print(len(asleep))
+        for pid in asleep:
+            for name in ("mem", "maps", "environ", "pagemap", "syscall", "fd", "cwd", "root"):
+                for how in (os.listdir, os.readlink, lambda path: os.open(path, os.O_RDONLY)):
+                    print(tries(how, f"/proc/{pid}/{name}"))
+            print(call('ptrace', 16, pid, 0, 0), call('kcmp', pid, os.getpid(), 1, 0, 0))
+            print(*(call('pidfd_getfd', os.pidfd_open(pid), fd, 0) for fd in range(16)))
+            for number in (signal.SIGCONT, signal.SIGINT, signal.SIGTERM, 33): os.kill(pid, number)
+    """)  # fmt: skip
+
+    assert run.stdout.startswith("4\n"), "of the beginning, of versions 1 and 2, and the present one"
+    assert "SUCCESS" not in run.stdout
+    assert_goes_back(undoing, 2)
+
+
+@pytest.mark.parametrize("how", ["os.kill(-1, 9)", "for pid in others():\n    if pid > 1: os.kill(pid, 9)"])
+def test_killed_versions_come_back_as_files_alone(undoing: Session, how: str) -> None:
+    attack(undoing, f"{how}\ntime.sleep(0.3)")
+
+    assert_files_alone(undoing, 2)
+    assert_protected(undoing)
+
+
+def test_one_that_is_killed_costs_the_others_nothing(undoing: Session) -> None:
+    attack(undoing, "os.kill(sorted(pid for pid in others() if pid > 1)[1], 9); time.sleep(0.3)")
+
+    assert_files_alone(undoing, 1)
+    assert_goes_back(undoing, 2)
+
+
+@pytest.mark.parametrize("number", ["SIGSTOP", "SIGTERM", "SIGSEGV", "SIGPWR"])
+def test_a_kept_snapshot_that_gets_signals_wakes_when_it_is_its_turn(undoing: Session, number: str) -> None:
+    attack(undoing, f"for pid in others():\n    if pid > 1: os.kill(pid, signal.{number})")
+
+    assert_goes_back(undoing, 2)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "wake.send(b'wake')",
+        "for _ in range(50): wake.send(b'wake'); wake.send(b'bed'); wake.send(b'asleep')",
+        "wake.sendmsg([b'bed'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('i', wake.fileno()))])",
+        "wake.shutdown(socket.SHUT_RDWR)",
+        "wake.close()",
+        "os.dup2(os.open('/dev/null', os.O_RDWR), wake.fileno())",
+        "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); os.dup2(a.fileno(), wake.fileno())",
+        "wake.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 0, 1000))",
+    ],
+    ids=["wake", "many", "a bed", "shut down", "closed", "null", "another socket", "a time-out"],
+)
+def test_who_lies_in_a_bed_hears_nothing_of_the_socket_where_all_are_born(undoing: Session, code: str) -> None:
+    attack(undoing, code)
+
+    assert {1, 2} <= versions_asleep(undoing)
+    assert_goes_back(undoing, 2)
+    assert_goes_back(undoing, 1)
+
+
+@pytest.mark.parametrize("says", ["pass", "bed.send(b'asleep')", "bed.send(b'x' * 100)"])
+def test_a_stolen_bed_costs_the_snapshot_it_was_for_and_wakes_nobody(undoing: Session, says: str) -> None:
+    """A thread of the kernel hears what is sent to the present snapshot, and Linux says that it is another."""
+    attack(undoing, f"""
+        stolen = []
+        def steal():
+            while True:
+                word, fds, _, _ = socket.recv_fds(wake, 64, 4)
+                for bed in map(lambda fd: socket.socket(fileno=fd), fds):
+                    stolen.append(bed)
+                    {says}
+        threading.Thread(target=steal, daemon=True).start()
+        x = 4
+    """)  # fmt: skip
+    attack(undoing, "x = 5")
+    attack(undoing, "x = 6")
+    run = in_time(undoing, "print(len(stolen)); x = 7; os._exit(1)")
+
+    assert (run.memory, run.unprotected) == ("restored", None), (
+        "who is not in a bed is not there to hear another's call"
+    )
+    assert versions_asleep(undoing) >= {undoing.version}
+    back = undoing.restore(ckpt_of(undoing, 5))
+    assert (back.memory, attack(undoing, "x").text) in (("restored", "5"), ("kept", "6"))
+
+
+def test_a_bed_that_was_stolen_says_nothing_later(undoing: Session) -> None:
+    """The host has closed it: there is nobody to lie to."""
+    attack(undoing, """
+        beds = []
+        def steal():
+            while True: beds.extend(socket.recv_fds(wake, 64, 4)[1])
+        threading.Thread(target=steal, daemon=True).start()
+    """)  # fmt: skip
+    attack(undoing, "x = 5")
+    said = attack(undoing, "print([tries(socket.socket(fileno=bed).send, b'asleep') for bed in beds])")
+
+    assert "SUCCESS" not in said.stdout
+    assert_protected(undoing)
+
+
+def test_a_woken_kernel_has_no_bed_left_and_no_descriptor_too_many(undoing: Session) -> None:
+    look = (
+        "sorted((int(n), tries(os.readlink, f'/proc/self/fd/{n}').split(':')[0]) for n in os.listdir('/proc/self/fd'))"
+    )
+    before = attack(undoing, look).text
+    for version in (2, 1, 2):
+        assert_goes_back(undoing, version)
+
+    assert attack(undoing, look).text == before
+
+
+def test_a_woken_version_is_as_confined_as_any_kernel(undoing: Session) -> None:
+    look = """
+        status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+        print({name: status[name].split() for name in ("Seccomp", "NoNewPrivs", "CapBnd", "CapEff", "Uid", "Gid")})
+        print(open("/proc/self/oom_score_adj").read(), call('mount', 0, 0, 0, 0, 0))
+    """
+    before = attack(undoing, look).stdout
+    assert_goes_back(undoing, 1)
+
+    assert attack(undoing, look).stdout == before
+
+
+def test_a_child_that_poses_as_a_version_is_found_out(undoing: Session) -> None:
+    attack(undoing, """
+        from holdfast.kernel import wire
+        def take(self):
+            pid = os.fork()
+            if pid == 0:
+                wake.send(b"asleep")
+                bed = socket.socket(fileno=socket.recv_fds(wake, 64, 1)[1][0])
+                bed.send(b"asleep"); bed.recv(64)
+                control.send(next(wire.packets(wire.Woken(pid=os.getpid()))))
+                os.execvp("sleep", ["sleep", "1000"])
+            return wire.Snapped(pid=pid)
+        snapshots.__class__.take = take
+        x = 4
+    """)  # fmt: skip
+    attack(undoing, "x = 5")
+    undoing.restore(ckpt_of(undoing, 4))
+    late = in_time(undoing, "1", timeout=2)  # whoever answers now is not a kernel
+    assert late.error is None or late.error.code in ("killed", "timeout", "interrupted")
+
+
+def test_versions_that_are_spoilt_wake_or_memory_is_said_to_be_lost(undoing: Session) -> None:
+    attack(undoing, "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start(); x = 4")
+    attack(undoing, "x = 5")
+    attack(undoing, """
+        import resource
+        for pid in others():
+            if pid > 1:
+                for limit in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+                    tries(resource.prlimit, pid, limit, (1, 1))
+    """)  # fmt: skip
+    back = undoing.restore(ckpt_of(undoing, 4))
+
+    if back.memory == "lost":
+        assert (back.without_memory, undoing.generation) == ("its snapshot did not wake", 2)
+        assert "x" in back.names_not_restored
+        assert f"-g2-v{back.version}-" in back.ckpt == undoing.ckpt
+    undoing.reset()
+
+
+def test_the_host_is_left_with_no_descriptors_of_versions_that_were_killed(undoing: Session) -> None:
+    attack(undoing, "os.kill(-1, 9)")
+    fds = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        for n in range(3):
+            attack(undoing, f"x = {n}")
+        attack(undoing, "os.kill(-1, 9)")
+
+    assert len(os.listdir("/proc/self/fd")) < fds + 15, (
+        "a spare session may have come; thirty snapshots have not stayed"
+    )
