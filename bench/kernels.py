@@ -1,5 +1,8 @@
 """Holdfast beside ipykernel, in one run: start, round trip, memory, and a thousand sessions at once.
 
+A run of ours is a transaction, which a kernel of theirs does not have. So there are two sets of figures, and each says
+which it is: the kernel by itself (`alone`), like beside like; and whole runs, as a caller gets them.
+
     python -m bench.kernels [--quick] [--json FILE]
 
 Times are taken in turns (one of ours, one of theirs, …), so that whatever else the machine does disturbs both
@@ -20,7 +23,7 @@ from statistics import mean
 import msgspec
 from rich.console import Console
 
-from bench import crowd, machine, report
+from bench import alone, crowd, machine, report
 from bench.jupyter import JupyterKernel, bytecode_is_compiled
 from bench.report import Figure, Report, timing
 from holdfast import AsyncSession, Session, engine
@@ -134,21 +137,25 @@ def _start_theirs_bare() -> float:
 
 
 def measure_round_trips(plan: Plan, result: Report) -> None:
-    """`1+1` on a kernel that has run before; once as it is, once with the snapshots left out."""
+    """`1+1` on a kernel that has run before: the kernel by itself, its turns, and whole transactions."""
     with (
         Session() as session,
         Session() as bare,
+        Session() as turns,
         closing(JupyterKernel()) as kernel,
         asyncio.Runner(loop_factory=asyncio.new_event_loop) as loop,
     ):
         asynchronous = loop.run(AsyncSession().open())
-        _leave_out_snapshots(bare)
+        for each in (session, bare, turns):
+            each.run("1")
+        alone.wake(bare)
         try:
             kernel.start()
             kinds: dict[str, Callable[[], list[float]]] = {
-                "Session": lambda: [_trip(session.run) for _ in range(plan.block)],
-                "no snapshots": lambda: [_trip(bare.run) for _ in range(plan.block)],
-                "jupyter": lambda: [_trip(kernel.run) for _ in range(plan.block)],
+                "the kernel by itself": _trips(lambda code: alone.ask_kernel(bare, code), plan),
+                "the kernel with snapshots": _trips(lambda code: alone.execute(turns, code), plan),
+                "Session": _trips(session.run, plan),
+                "jupyter": _trips(kernel.run, plan),
                 "AsyncSession": lambda: loop.run(_async_trips(asynchronous, plan.block)),
             }
             samples: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -158,12 +165,26 @@ def measure_round_trips(plan: Plan, result: Report) -> None:
         finally:
             loop.run(asynchronous.close())
     result.samples_ms |= {f"1+1, {kind}": times for kind, times in samples.items()}
+    _record_round_trips(samples, result)
+
+
+_ROUND_TRIPS = {
+    "the kernel by itself": (4, "Execute sent, Finished read; awake, no snapshot, no journal"),
+    "the kernel with snapshots": (
+        3,
+        "thawed, run under its limits; snapshot and frozen while you think; no journal",
+    ),
+    "Session": (2, "a whole transaction: planned, executed, verified, journalled, receipt signed; snapshot"),
+    "AsyncSession": (2, "the same, from an event loop of the caller's"),
+}
+
+
+def _record_round_trips(samples: dict[str, list[float]], result: Report) -> None:
     theirs = samples["jupyter"]
-    goals = {"no snapshots": 4, "Session": 3, "AsyncSession": 3}
-    for kind, goal in goals.items():
+    for kind, (goal, note) in _ROUND_TRIPS.items():
         ours = samples[kind]
         result.figures += [
-            timing(f"1+1 round trip, {kind}", ours, theirs, goal=goal),
+            timing(f"1+1 round trip, {kind}", ours, theirs, goal=goal, note=note),
             Figure(
                 name=f"1+1 round trip, {kind}, 95th percentile", unit="ms",
                 holdfast=report.p95(ours), jupyter=report.p95(theirs),
@@ -171,14 +192,8 @@ def measure_round_trips(plan: Plan, result: Report) -> None:
         ]  # fmt: skip
 
 
-def _leave_out_snapshots(session: Session) -> None:
-    """What the kernel costs by itself: there is no such setting, so the step is taken out by hand."""
-
-    async def nothing() -> None:
-        pass
-
-    session.run("1")
-    crowd.live(session).computer.protection.renew = nothing  # type: ignore[method-assign]
+def _trips(run: Callable[[str], object], plan: Plan) -> Callable[[], list[float]]:
+    return lambda: [_trip(run) for _ in range(plan.block)]
 
 
 def _trip(run: Callable[[str], object]) -> float:
@@ -199,11 +214,15 @@ async def _async_trips(session: AsyncSession, count: int) -> list[float]:
 
 
 def measure_memory(plan: Plan, result: Report) -> None:
-    """PSS of live kernels: what a process has alone, and its share of what it shares. Ours with their snapshots."""
+    """PSS of live kernels: what a process has alone, and its share of what it shares."""
     with crowd.crowd(plan.kernels) as (sessions, _):
         fresh = mean(crowd.memory_of(session) for session in sessions)
         ours = _memory_of_ours(sessions, IMPORT_PANDAS)
+        alone.drop_snapshots(sessions)
+        ours_alone = mean(crowd.memory_of(session) for session in sessions)
         ours_busy = _memory_of_ours(sessions, GROUPBY)
+        alone.drop_snapshots(sessions)
+        ours_busy_alone = mean(crowd.memory_of(session) for session in sessions)
         supervision = crowd.supervision_of(sessions[0])
         fixed = sum(machine.pss_bytes(pid) for pid in (supervision.keeper, *supervision.zygotes))
     fixed_alone = sum(machine.pss_bytes(pid) for pid in (supervision.keeper, *supervision.zygotes))
@@ -216,15 +235,13 @@ def measure_memory(plan: Plan, result: Report) -> None:
     note = f"PSS, {plan.kernels} live of each kind"
     shared_out = ours + fixed / plan.kernels
     result.figures += [
-        Figure(name="memory per kernel, pandas imported, nothing run yet", unit="MiB", holdfast=fresh / MIB,
-               jupyter=theirs / MIB, goal=8, note=note),
-        Figure(name="memory per kernel after a first cell, with its snapshot", unit="MiB", holdfast=ours / MIB,
-               jupyter=theirs / MIB),
-        Figure(name="the same, keeper and zygote shared out", unit="MiB", holdfast=shared_out / MIB,
-               jupyter=theirs / MIB),
-        Figure(name="memory per kernel after a groupby", unit="MiB", holdfast=ours_busy / MIB,
-               jupyter=theirs_busy / MIB),
-    ]  # fmt: skip
+        _size("memory per kernel, pandas imported, nothing run yet", fresh, theirs, goal=8, note=note),
+        _size("the same after a first cell, without a snapshot", ours_alone, theirs, goal=8, note="it was dropped"),
+        _size("the same with its snapshot, as it is between two runs", ours, theirs),
+        _size("the same, keeper and zygote shared out", shared_out, theirs),
+        _size("memory per kernel after a groupby, without a snapshot", ours_busy_alone, theirs_busy),
+        _size("the same with its snapshot", ours_busy, theirs_busy),
+    ]
     result.facts["keeper and zygote, once per host, no session alive (MiB)"] = fixed_alone / MIB
 
 

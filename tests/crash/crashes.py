@@ -73,11 +73,11 @@ class Crashes:
 
         def die(moment: Moment) -> None:
             before = self._crash(moment.at)
-            # A plan is not waited for: when the writer is late, it is written in one go with all that follows.
-            late = moment.at.startswith("journal.Planned.after")
-            after = self._recover(before, steps=moment.steps, or_all=late)
-            if late and after.version > before.version:
-                moment = moment._replace(steps=len(self.states) - 1)
+            # A plan is not waited for: it is written by itself or in one go with the next step, as it happens.
+            steps = None if moment.at.startswith("journal.Planned.after") else moment.steps
+            after = self._recover(before, steps=steps)
+            if steps is None:
+                moment = moment._replace(steps=int(after.version > before.version))
             check_books(self.home, check(self, after, moment))
 
         self._at_each(moments(self.played.passed, thorough=thorough), die)
@@ -119,12 +119,13 @@ class Crashes:
         self.host.dies("play", session=before.session, scenario=self.name, at=at)
         return before
 
-    def _recover(self, before: Told, *, steps: int, or_all: bool = False) -> Told:
+    def _recover(self, before: Told, *, steps: int | None) -> Told:
+        """None: the first step was taken or not, and nothing between; what is found tells which."""
         dead, self.host = self.host, Host(self.home, self.env)
         after = self.host.ask("resume", session=before.session)
         wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
-        if or_all and after.version > before.version:
-            steps = len(self.states) - 1
+        if steps is None:
+            steps = int(after.version > before.version)
         files, moved = self.states[steps], steps > 0
         check_recovered(self.home, before, after, files, moved=moved, taken_back=self.taken_back)
         return after
