@@ -54,6 +54,19 @@ def test_a_process_of_the_host_is_neither_seen_nor_signalled(probe):
     assert alive
 
 
+def test_a_priority_for_everybody_of_one_user_reaches_nobody_outside(attack):
+    """An ordinary user's guest has his host uid: these calls look for processes by it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        before = os.getpriority(os.PRIO_PROCESS, victim.pid), os.getpriority(os.PRIO_PROCESS, 0)
+        attack("tries(os.setpriority, os.PRIO_USER, 0, 19); call('ioprio_set', 3, 1000, 3 << 13)")
+        after = os.getpriority(os.PRIO_PROCESS, victim.pid), os.getpriority(os.PRIO_PROCESS, 0)
+        disk = subprocess.run(["ionice", "-p", str(victim.pid)], capture_output=True, text=True, check=False).stdout
+        victim.communicate(b"\n")
+
+    assert after == before
+    assert "idle" not in disk
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGRTMAX])
 def test_a_signal_does_not_end_pid_1(session, attack, number):
     attack(f"""

@@ -401,6 +401,7 @@ def test_files_outlive_a_reset_and_memory_does_not(laden: Session) -> None:
     assert laden.generation == 2
     assert laden.run("'kept' in globals()").text == "False"
     assert laden.run(READ).text == "['/mnt/data', '/tmp', '/home/user']"
+    assert [entry.path for entry in laden.files()] == ["kept"], "only /mnt/data is in the manifest"
 
 
 def test_shared_memory_does_not_outlive_the_kernel(session: Session) -> None:

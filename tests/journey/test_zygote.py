@@ -115,6 +115,16 @@ def test_what_guests_are_likely_to_want_is_there_already(session: Session) -> No
     assert run.text == "True"
 
 
+def test_every_library_that_is_promised_can_be_imported(session: Session) -> None:
+    promised = (
+        "numpy pandas pyarrow polars duckdb matplotlib seaborn scipy sklearn PIL openpyxl requests httpx bs4 lxml "
+        "sympy networkx IPython"
+    )
+    run = session.run(f"import {', '.join(promised.split())}", timeout=110)
+
+    assert run.error is None, run.error
+
+
 def test_a_fresh_kernel_has_no_trace_of_the_warm_up(session: Session) -> None:
     assert session.names() == {}
     assert session.run("In, Out, dir(__import__('__main__')).count('plt')").text == (

@@ -18,7 +18,7 @@ from holdfast.cli.demo.show import Show
 from holdfast.cli.main import app
 from holdfast.cli.screen import saved
 from holdfast.cli.terminal import Writer, harmless
-from holdfast.config import Limits, parse_limits
+from holdfast.config import Limits, default_home, parse_limits
 
 runner = CliRunner()
 
@@ -159,3 +159,22 @@ def test_a_demo_that_breaks_one_promise_of_many_fails(
     assert demo.show(home=tmp_path, env=None, save=None, as_json=as_json) == 1
     told = capsys.readouterr().out
     assert ('"kept": false' if as_json else "a promise was broken") in told
+
+
+@pytest.mark.parametrize(
+    ("variables", "home"),
+    [
+        ({"HOLDFAST_HOME": "/srv/holdfast", "XDG_DATA_HOME": "/data"}, "/srv/holdfast"),
+        ({"XDG_DATA_HOME": "/data"}, "/data/holdfast"),
+        ({"HOME": "/home/ann"}, "/home/ann/.local/share/holdfast"),
+    ],
+)
+def test_the_home_is_where_it_was_named_or_in_the_users_data_directory(
+    variables: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOLDFAST_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert default_home() == Path(home)
