@@ -3,11 +3,12 @@
 #   make demo    see what it does                 make check   ruff, mypy, import-linter, unit tests
 #   make test    every test, as root and as an    make bench   side by side with ipykernel
 #                ordinary user, on cgroup v1 and v2   make serve   the HTTP API on this machine
+#   make test-v2 almost every test on cgroup v2, in an emulated machine, as root and as an ordinary user: hours
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check bench clean
+.PHONY: help demo serve test test-v2 check bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,8 +31,13 @@ serve: .stamps/guests
 
 test: .stamps/lint .stamps/guests .stamps/vm .stamps/browser
 	$(BIN)/python -m pytest $(SUITE) $(AT_ONCE) || $(BIN)/python -m pytest $(SUITE) $(ALONE)
-	$(BIN)/python -m pytest tests/stress tests/vm
+	$(BIN)/python -m pytest tests/stress
+	$(BIN)/python -m pytest tests/vm -n 2
 	$(BIN)/python tests/ordinary_user.py
+
+test-v2: .stamps/lint .stamps/guests .stamps/vm
+	$(BIN)/python tests/vm/machine.py
+	$(BIN)/python tests/vm/machine.py --user 61234
 
 check: .stamps/lint
 	$(BIN)/python -m pytest tests/unit tests/contract $(AT_ONCE)
@@ -67,7 +73,7 @@ clean:
 	@$(BIN)/python -m holdfast.cli.progress --home $(HOLDFAST_HOME)
 	@touch $@
 
-.stamps/vm: .stamps/venv tests/vm/boot.py
+.stamps/vm: .stamps/venv tests/vm/debian.py
 	@$(BIN)/python tests/vm/boot.py --prepare
 	@touch $@
 

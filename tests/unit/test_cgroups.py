@@ -112,7 +112,7 @@ def line_of(child: subprocess.Popen[str]) -> str:
     return child.stdout.readline().strip()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > give_up_at:
@@ -461,6 +461,24 @@ def test_the_scope_is_asked_for_with_every_property_it_needs() -> None:
         "Slice s app.slice Delegate b true CollectMode s inactive-or-failed PIDs au 1 77 0"
     )
     assert "Holdfast sessions" in words, "one argument, though it holds a space"
+
+
+def test_a_bus_is_asked_for_a_scope_only_if_a_systemd_of_the_users_is_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busctl").write_text("#!/bin/sh\n")
+    (tmp_path / "busctl").chmod(0o755)
+    (tmp_path / "bus").touch()
+    (tmp_path / "systemd").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", f"unix:path={tmp_path}/bus")
+    nobody_logged_in = 54_322
+
+    assert not delegation.user_manager_present(nobody_logged_in)
+
+    (tmp_path / "systemd" / "private").touch()
+    assert delegation.user_manager_present(nobody_logged_in)
 
 
 def test_only_earlier_scopes_of_the_same_owner_are_left_overs(tmp_path: Path) -> None:

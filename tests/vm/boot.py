@@ -2,12 +2,14 @@
 
     python tests/vm/boot.py --prepare                         # once, as root: packages and kernel
     python tests/vm/boot.py [--user UID] -- COMMAND ...       # its output is ours, its exit code is ours
+    python tests/vm/boot.py --systemd UID -- COMMAND ...      # as root, in a service, and UID can log in
 
 What the command finds inside:
 
 - the host's root, read-only over 9p, below a tmpfs: the same paths and tools, and every write vanishes;
 - the clone as working directory; PATH, HOME and HOLDFAST_HOME as outside (an ordinary user's HOME is new);
-- cgroup v2 alone, and itself in a delegated cgroup, as in a systemd service with Delegate=yes;
+- cgroup v2 alone, and itself in a delegated cgroup, as in a systemd service with Delegate=yes; or, with `--systemd`,
+  in a service of a real systemd that is process 1, with D-Bus and logind and nothing else of the host's;
 - `/tmp` and `/run`: plain tmpfs, without what the host has there; `/disk`: an empty ext4. Overlays can be
   built on these and on nothing else, for the rest is itself an overlay;
 - `/exchange`: a directory of the host (`--exchange`), the only way out for a file;
@@ -17,55 +19,44 @@ The machine is emulated in software, so a command is many times slower than outs
 no security boundary for the host: whoever is root inside reads all that the caller can read.
 
 Our own exit codes are 124, the machine cannot be had here, and 125, it failed (panic, time-out). The
-command's code comes through a port that process 1 of the guest holds open: no output can be mistaken for it.
+command's code comes through a port that only our own script in the guest writes to: no output can be mistaken for it.
 """
 
 import argparse
 import contextlib
-import fcntl
-import hashlib
-import lzma
 import os
-import platform
 import re
+import resource
 import selectors
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-CLONE = Path(__file__).resolve().parents[2]
-CACHE = CLONE / ".home" / "vm"
-PACKAGES = ("qemu-system-x86", "busybox-static", "e2fsprogs")
-# linux-image-cloud-amd64 is a third of the size but has no 9p.
-KERNEL_PACKAGE = "linux-image-amd64"
-MODULES = (
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_console",
-    "9pnet_virtio",
-    "9p",
-    "overlay",
-    "crc32c_generic",
-    "ext4",
-)
+sys.path.insert(0, str(Path(__file__).parent))
+from debian import CACHE, CLONE, Kernel, Unavailable, prepare, prepared_kernel
+
 HOST_OPTIONS = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000"
-KERNEL_OPTIONS = "console=ttyS0 quiet panic=-1 cgroup_no_v1=all mitigations=off nokaslr audit=0"
+KERNEL_OPTIONS = " ".join(
+    (
+        "console=ttyS0 quiet panic=-1 cgroup_no_v1=all audit=0",
+        # What protects a real machine costs an emulated one time.
+        "mitigations=off nokaslr init_on_alloc=0",
+        # Where QEMU gets too little of the processor, timers come late: the kernel must neither panic over it, nor fall
+        # back to a clock that costs a trip out of the machine each time it is read.
+        "no_timer_check tsc=reliable nowatchdog",
+    )
+)
 DISK_BYTES = 4 << 30
 COMMAND_PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 UNAVAILABLE, FAILED = 124, 125
-
-
-class Unavailable(Exception):
-    """This host cannot run the machine; the message says what would change that."""
 
 
 class MachineFailed(Exception):
@@ -73,17 +64,11 @@ class MachineFailed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    image: Path
-    modules: tuple[Path, ...]
-    """In the order in which they can be loaded."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Machine:
     kernel: Kernel
     exchange: Path
     memory_mib: int
+    processors: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +77,8 @@ class Finished:
     boot_s: float
     """From starting QEMU until the command started."""
     run_s: float
+    processor_s: float
+    """What QEMU took of the host's processors: comparable on a busy host too."""
 
 
 def run(
@@ -101,8 +88,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     exchange: Path | None = None,
     memory_mib: int = 2048,
+    processors: int = 2,
     timeout_s: float = 300.0,
     user: int = 0,
+    systemd_user: int | None = None,
 ) -> Finished:
     """Boot, run `command`, stream what it prints to `output`, power off.
 
@@ -117,171 +106,16 @@ def run(
             exchange = work / "exchange"
             exchange.mkdir()
         make_disk(work / "disk")
-        job = {"job": job_settings(user), "command": command_script(command, environment or {}, user=user)}
-        (work / "initrd").write_bytes(initrd(kernel, job))
-        machine = Machine(kernel=kernel, exchange=exchange, memory_mib=memory_mib)
+        script = command_script(command, environment or {}, user=user, enter_cgroup=systemd_user is None)
+        (work / "initrd").write_bytes(initrd(kernel, {"job": job_settings(user, systemd_user), "command": script}))
+        machine = Machine(kernel=kernel, exchange=exchange, memory_mib=memory_mib, processors=processors)
         return watch(machine, work, output, timeout_s=timeout_s)
-
-
-# --- getting the packages and the kernel
-
-
-def prepare() -> Kernel:
-    """Install what is missing (root only), unpack a kernel below the clone. Quick the second time."""
-    refuse_other_machines()
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if missing := missing_packages():
-            if os.geteuid() != 0:
-                raise Unavailable(f"needs root once: apt-get install --no-install-recommends {' '.join(missing)}")
-            apt(
-                "apt-get",
-                "install",
-                "-y",
-                "--no-install-recommends",
-                "-o",
-                "DPkg::Lock::Timeout=120",
-                *missing,
-            )
-        sweep()
-        return cached_kernel() or unpack_kernel()
-
-
-def sweep() -> None:
-    """Remove what runs that were killed outright left behind; a day-old one is surely over."""
-    for directory in (*CACHE.glob("run-*"), *CACHE.glob("unpack-*")):
-        if time.time() - directory.stat().st_mtime > 86400:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def prepared_kernel() -> Kernel:
-    refuse_other_machines()
-    missing = missing_packages()
-    kernel = cached_kernel()
-    if missing or kernel is None:
-        lacking = ", ".join([*missing, *(["a kernel below .home/vm"] if kernel is None else [])])
-        raise Unavailable(f"lacks {lacking}: run `python tests/vm/boot.py --prepare` as root")
-    return kernel
-
-
-def refuse_other_machines() -> None:
-    if platform.machine() != "x86_64":
-        raise Unavailable(f"the test machine is x86_64 only, this host is {platform.machine()}")
-    if shutil.which("dpkg-query") is None:
-        raise Unavailable("the test machine is built from Debian packages, and this host has no dpkg")
-
-
-def missing_packages() -> list[str]:
-    query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES]
-    listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
-    return [package for package in PACKAGES if f"installed {package}" not in listed]
-
-
-def apt(*command: str, directory: Path | None = None) -> str:
-    """Once more after `apt-get update` if it fails: a fresh image has no package lists, an old one stale."""
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    for retry in (False, True):
-        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return done.stdout
-        if not retry:
-            subprocess.run(["apt-get", "update"], env=environment, capture_output=True, check=False)
-    raise Unavailable(f"`{shlex.join(command)}` failed: {done.stderr.strip()[-600:]}")
-
-
-def kernel_directory_suffix() -> str:
-    return hashlib.sha256(repr(MODULES).encode()).hexdigest()[:8]
-
-
-def cached_kernel() -> Kernel | None:
-    for directory in sorted(CACHE.glob(f"linux-image-*-{kernel_directory_suffix()}"), reverse=True):
-        order = (directory / "order").read_text().split()
-        return Kernel(image=directory / "vmlinux", modules=tuple(directory / name for name in order))
-    return None
-
-
-def unpack_kernel() -> Kernel:
-    """Download the package without installing it; keep the kernel and the modules we load."""
-    depends = apt("apt-cache", "depends", KERNEL_PACKAGE)
-    named = re.search(r"Depends: (linux-image-\d\S+)", depends)
-    if named is None:
-        raise Unavailable(f"{KERNEL_PACKAGE} names no kernel here: is this Debian?")
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix="unpack-") as scratch:
-        work = Path(scratch)
-        apt("apt-get", "download", named[1], directory=work)
-        [package] = work.glob("*.deb")
-        subprocess.run(["dpkg-deb", "-x", package, work / "tree"], check=True)
-        kept = work / "kept"
-        kept.mkdir()
-        [image] = (work / "tree" / "boot").glob("vmlinuz-*")
-        (kept / "vmlinux").write_bytes(unpacked_image(image.read_bytes()))
-        order = []
-        for name, content in load_order(work / "tree", MODULES):
-            (kept / f"{name}.ko").write_bytes(content)
-            order.append(f"{name}.ko")
-        (kept / "order").write_text("\n".join(order) + "\n")
-        # The rename is last, so a directory with the final name is a complete one.
-        kept.rename(CACHE / f"{named[1]}-{kernel_directory_suffix()}")
-    kernel = cached_kernel()
-    assert kernel is not None
-    return kernel
-
-
-def unpacked_image(image: bytes) -> bytes:
-    """The kernel inside a compressed one: QEMU starts either, but the emulated processor unpacks for seconds.
-
-    The header of the x86 boot protocol says where it lies. A kernel not compressed with xz stays as it is.
-    """
-    setup_sectors = image[0x1F1]
-    offset, length = struct.unpack_from("<II", image, 0x248)
-    payload = image[(setup_sectors + 1) * 512 + offset :][:length]
-    if not payload.startswith(b"\xfd7zXZ\0"):
-        return image
-    # Not lzma.decompress: four bytes, the unpacked size, follow the stream.
-    return lzma.LZMADecompressor().decompress(payload)
-
-
-def load_order(tree: Path, wanted: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """The wanted modules and all they depend on, dependencies first.
-
-    The package has no modules.dep (installing it would run depmod), but each module records what it needs.
-    """
-    files = {file.name.partition(".ko")[0].replace("-", "_"): file for file in tree.rglob("*.ko*") if file.is_file()}
-    builtin = {
-        Path(line).stem.replace("-", "_")
-        for listing in tree.rglob("modules.builtin")
-        for line in listing.read_text().splitlines()
-    }
-    seen: set[str] = set()
-
-    def visit(name: str) -> Iterator[tuple[str, bytes]]:
-        name = name.replace("-", "_")
-        if name in seen or name in builtin:
-            return
-        seen.add(name)
-        if name not in files:
-            raise Unavailable(f"Debian's kernel has no module {name}")
-        content = module_content(files[name])
-        recorded = re.search(rb"\0depends=([^\0]*)\0", content)
-        for dependency in recorded[1].decode().split(",") if recorded else ():
-            if dependency:
-                yield from visit(dependency)
-        yield name, content
-
-    for name in wanted:
-        yield from visit(name)
-
-
-def module_content(file: Path) -> bytes:
-    content = file.read_bytes()
-    return lzma.decompress(content) if file.suffix == ".xz" else content
 
 
 # --- describing the machine
 
 
-def job_settings(user: int) -> bytes:
+def job_settings(user: int, systemd_user: int | None) -> bytes:
     needed = {CLONE, Path(sys.prefix), Path(sys.base_prefix)}
     hidden = sorted(str(path) for path in needed if path.parts[1] in ("tmp", "run"))
     closed = sorted(
@@ -293,8 +127,9 @@ def job_settings(user: int) -> bytes:
         "HOST_OPTIONS": HOST_OPTIONS,
         "KEEP": " ".join(hidden),
         "OPEN": " ".join(closed),
-        "USER_ID": str(user),
+        "USER_ID": str(systemd_user or user),
         "CGROUP": cgroup_of(user),
+        "SYSTEMD": "" if systemd_user is None else "yes",
     }
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()).encode()
 
@@ -305,7 +140,7 @@ def cgroup_of(user: int) -> str:
     return f"user.slice/user-{user}.slice/user@{user}.service/holdfast.service"
 
 
-def command_script(command: Sequence[str], environment: Mapping[str, str], *, user: int) -> bytes:
+def command_script(command: Sequence[str], environment: Mapping[str, str], *, user: int, enter_cgroup: bool) -> bytes:
     variables = {
         "PATH": COMMAND_PATHS,
         "HOME": os.environ.get("HOME", "/root") if user == 0 else "/tmp/home",
@@ -319,7 +154,7 @@ def command_script(command: Sequence[str], environment: Mapping[str, str], *, us
     words = [*identity, "env", "-i", *(f"{name}={value}" for name, value in variables.items()), *command]
     lines = (
         f"cd {shlex.quote(str(CLONE))} || exit 126",
-        f"echo 0 > /sys/fs/cgroup/{cgroup_of(user)}/cgroup.procs || exit 126",
+        f"echo 0 > /sys/fs/cgroup/{cgroup_of(user)}/cgroup.procs || exit 126" if enter_cgroup else "",
         f"exec {shlex.join(words)}",
     )
     return ("\n".join(lines) + "\n").encode()
@@ -363,7 +198,8 @@ def qemu_arguments(machine: Machine, work: Path, *, output: int, status: int) ->
         *("setpriv", "--pdeathsig", "KILL"),
         *("qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"),
         # Emulation on purpose: /dev/kvm exists on hosts where it hangs. Five-level page tables cost time.
-        *("-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", str(machine.memory_mib)),
+        *("-accel", "tcg,thread=multi", "-cpu", "max,la57=off"),
+        *("-smp", str(machine.processors), "-m", str(machine.memory_mib)),
         *("-kernel", str(machine.kernel.image), "-initrd", str(work / "initrd"), "-append", KERNEL_OPTIONS),
         *("-serial", f"file:{work / 'console'}"),
         *("-device", "virtio-serial-pci"),
@@ -411,17 +247,27 @@ class Listener:
 
 
 def watch(machine: Machine, work: Path, output: BinaryIO, *, timeout_s: float) -> Finished:
-    started = time.monotonic()
+    started, processor_started = time.monotonic(), processor_s()
     listener = Listener(output)
     with qemu_running(machine, work) as (output_end, status_end):
         heard = {output_end: listener.hear_output, status_end: listener.hear_status}
         timely = listen(heard, deadline=started + timeout_s)
     if listener.code is not None and listener.ready_at is not None:
         boot_s = listener.ready_at - started
-        return Finished(code=listener.code, boot_s=boot_s, run_s=time.monotonic() - listener.ready_at)
+        return Finished(
+            code=listener.code,
+            boot_s=boot_s,
+            run_s=time.monotonic() - listener.ready_at,
+            processor_s=processor_s() - processor_started,
+        )
     phase = "it was starting" if listener.ready_at is None else "the command was running"
     cause = "went down without an exit code" if timely else f"was stopped after {timeout_s:g} s,"
     raise MachineFailed(f"the machine {cause} while {phase}\n{last_words(work)}")
+
+
+def processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @contextlib.contextmanager
@@ -483,6 +329,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory-mib", type=int, default=2048)
     parser.add_argument("--timeout-s", type=float, default=300.0)
     parser.add_argument("--user", type=int, default=0, metavar="UID", help="run the command as this ordinary user")
+    parser.add_argument("--systemd", type=int, metavar="UID", help="boot systemd, and this user may log in")
     parser.add_argument("--exchange", type=Path, help="host directory that is /exchange inside")
     parser.add_argument("--times", action="store_true", help="say on stderr how long it took")
     parser.add_argument("command", nargs="*", help="after --")
@@ -502,6 +349,7 @@ def main(words: Sequence[str] | None = None) -> int:
             memory_mib=options.memory_mib,
             timeout_s=options.timeout_s,
             user=options.user,
+            systemd_user=options.systemd,
         )
     except Unavailable as reason:
         print(f"tests/vm: not available: {reason}", file=sys.stderr)
@@ -512,7 +360,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     if options.times:
-        print(f"tests/vm: booted in {done.boot_s:.1f} s, ran for {done.run_s:.1f} s", file=sys.stderr)
+        took = f"booted in {done.boot_s:.1f} s, ran for {done.run_s:.1f} s, {done.processor_s:.1f} s of the processors"
+        print(f"tests/vm: {took}", file=sys.stderr)
     return done.code
 
 

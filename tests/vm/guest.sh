@@ -3,8 +3,9 @@
 #
 # Stage one runs in the initrd: load modules, stack a tmpfs over the host's read-only root, switch to it.
 # Stage two runs on that root: dress it like a booted machine, run the command, report its exit code, power off.
+# With SYSTEMD stage two becomes systemd, whose only service of ours is stage three: the command, the code, the end.
 #
-# /vm/job (written by boot.py) sets: KEEP, USER_ID, CGROUP. /vm/command is the command itself, as a script.
+# /vm/job (written by boot.py) sets: KEEP, OPEN, USER_ID, CGROUP, SYSTEMD. /vm/command is the command itself, as a script.
 set -eu
 
 assemble_root() {
@@ -62,7 +63,7 @@ dress() {
     "$BUSYBOX" ip link set lo up
     hostname holdfast-vm
     [ "$USER_ID" = 0 ] || admit_user
-    delegate
+    [ -n "$SYSTEMD" ] || delegate
 }
 
 # The ordinary user gets a home, and a way to the interpreter where root's home is closed to others.
@@ -84,9 +85,41 @@ delegate() {
     chown "$USER_ID:$USER_ID" $path $path/cgroup.procs $path/cgroup.threads $path/cgroup.subtree_control
 }
 
-supervise() {
+# Of what the host would start, only D-Bus and logind: the rest costs minutes here, and is not ours to start. Everything
+# else that a target wants is masked, and so is every generator.
+become_systemd() {
+    units=/etc/systemd/system
+    generators=/etc/systemd/system-generators
+    mkdir -p $units $generators /etc/systemd/system.conf.d
+    for wanted in /usr/lib/systemd/system/*.target.wants/* /lib/systemd/system/*.target.wants/* $units/*.wants/*; do
+        case "$(basename "$wanted")" in
+            dbus.socket | dbus.service | systemd-logind.service | "*") ;;
+            *) ln -sf /dev/null "$units/$(basename "$wanted")" ;;
+        esac
+    done
+    for generator in /usr/lib/systemd/system-generators/* /lib/systemd/system-generators/*; do
+        ln -sf /dev/null "$generators/$(basename "$generator")"
+    done
+    # Patience for a machine that is emulated, on a host that may be busy.
+    printf '[Manager]\nDefaultTimeoutStartSec=600s\n' >/etc/systemd/system.conf.d/vm.conf
+    printf '[Unit]\nRequires=dbus.socket systemd-logind.service holdfast-vm.service\n' >$units/holdfast-vm.target
+    cat >$units/holdfast-vm.service <<EOF
+[Unit]
+Requires=dbus.socket systemd-logind.service
+After=dbus.socket systemd-logind.service
+
+[Service]
+ExecStart=$BUSYBOX sh /run/vm/guest.sh serve
+EOF
+    echo "holdfast-vm:*:$USER_ID:$USER_ID::/tmp/home:/bin/sh" >>/etc/passwd
+    echo "holdfast-vm:*:$USER_ID:" >>/etc/group
+    # Where the host is a container systemd would take the machine for one, by this file.
+    rm -f /.dockerenv
+    exec /lib/systemd/systemd --unit=holdfast-vm.target --show-status=no --default-standard-output=null
+}
+
+serve() {
     exec 3>/dev/vport0p1
-    dress
     mkfifo /run/vm/output
     cat /run/vm/output >/dev/vport0p2 3>&- &
     pump=$!
@@ -103,12 +136,21 @@ supervise() {
     sleep 60
 }
 
-if [ "${1:-}" = supervise ]; then
-    BUSYBOX=/run/vm/busybox
-    . /run/vm/job
-    supervise
-else
-    export PATH=/bin
-    . /vm/job
-    assemble_root
-fi
+BUSYBOX=/run/vm/busybox
+case "${1:-}" in
+    supervise)
+        . /run/vm/job
+        dress
+        [ -z "$SYSTEMD" ] || become_systemd
+        serve
+        ;;
+    serve)
+        . /run/vm/job
+        serve
+        ;;
+    *)
+        export PATH=/bin
+        . /vm/job
+        assemble_root
+        ;;
+esac

@@ -1,0 +1,108 @@
+"""Running pytest in the test machine, and hearing what came of it.
+
+    python tests/vm/machine.py [--user UID] [PYTEST ARGUMENTS]
+
+runs what is named, or all of the suite that does not depend on a network, on cgroup v2: `make test-v2`.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import boot
+from debian import Unavailable, prepared_kernel
+
+HOME = "/disk/home"
+# Importing the others would take the emulated processor a minute.
+ONLY_PLUGINS = ("-p", "anyio", "-p", "pytest_timeout", "-p", "no:cacheprovider")
+WHOLE = ("tests/unit", "tests/escape", "tests/journey")
+# No emulated machine shows anything new about these, and each takes many minutes there.
+NOT_ABOUT_CGROUPS = (
+    "tests/journey/mcp",
+    "tests/journey/test_http_schema.py",
+    "tests/journey/test_http.py",
+    "tests/journey/test_docs.py",
+    "tests/journey/test_jupyter.py",
+)
+
+
+def skip_unless_prepared() -> None:
+    """Where root has not prepared the machine."""
+    try:
+        prepared_kernel()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def pytest_inside(
+    arguments: Sequence[str],
+    exchange: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    user: int = 0,
+    systemd_user: int | None = None,
+    timeout_s: float,
+) -> dict[str, int]:
+    """Counts by outcome, and the machine's exit code, from a report that came out of the machine."""
+    # The sessions' disk must be a real one; the environment is read where the host has it.
+    home = f"mkdir -p {HOME} && ln -s {shlex.quote(os.environ['HOLDFAST_HOME'])}/envs {HOME}/envs"
+    words = [sys.executable, "-m", "pytest", *ONLY_PLUGINS, "--durations=15", "--timeout=900"]
+    words += ["--junitxml=/exchange/report.xml", *arguments]
+    done = boot.run(
+        ["sh", "-c", f"{home} && exec {shlex.join(words)}"],
+        sys.stdout.buffer,
+        environment={
+            "HOLDFAST_EXPECT_CGROUP": "v2",
+            "HOLDFAST_HOME": HOME,
+            "HOLDFAST_EMULATED": "1",
+            "HOLDFAST_TRANSPORTS": "embedded",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            **(environment or {}),
+        },
+        exchange=exchange,
+        memory_mib=4096 if systemd_user is None else 2048,
+        # One is cheaper to emulate; two show what races.
+        processors=2 if systemd_user is None else 1,
+        timeout_s=timeout_s,
+        user=user,
+        systemd_user=systemd_user,
+    )
+    counts = counts_of(exchange / "report.xml") | {"code": done.code}
+    print(
+        f"inside: {counts}; booted in {done.boot_s:.1f} s, ran for {done.run_s:.1f} s, "
+        f"{done.processor_s:.0f} s of the processors"
+    )
+    return counts
+
+
+def counts_of(report: Path) -> dict[str, int]:
+    """Read from a file that came out of the machine, not from what was printed."""
+    [suite] = ElementTree.parse(report).getroot().iter("testsuite")
+    counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+    return {
+        **counts,
+        "passed": counts["tests"] - sum(counts[name] for name in ("failures", "errors", "skipped")),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The suite on cgroup v2, in an emulated machine. It takes hours.")
+    parser.add_argument("--user", type=int, default=0, metavar="UID", help="as this ordinary user")
+    parser.add_argument("--timeout-s", type=float, default=6 * 3600.0)
+    options, arguments = parser.parse_known_args()
+    arguments = arguments or [*WHOLE, *(f"--ignore={path}" for path in NOT_ABOUT_CGROUPS)]
+    with tempfile.TemporaryDirectory() as exchange:
+        counts = pytest_inside(arguments, Path(exchange), user=options.user, timeout_s=options.timeout_s)
+    return counts["code"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
