@@ -351,6 +351,17 @@ async def test_what_is_no_python_is_refused() -> None:
         await inspect("/bin/true")
 
 
+async def test_a_machine_too_busy_to_answer_is_not_blamed_on_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("holdfast.environments.interpreter._PROBE_TIMEOUT_S", 0.2)
+
+    with pytest.raises(EnvironmentUnusable, match=r"did not answer within 0\.2 s"):
+        await inspect(tmp_path / "python")
+
+
 @pytest.mark.parametrize(("implementation", "version"), [("CPython", "3.10.4"), ("PyPy", "3.11.9")])
 async def test_other_pythons_are_refused_by_name(tmp_path: Path, implementation: str, version: str) -> None:
     answer = {

@@ -138,6 +138,11 @@ async def ask(python: str, *, needed: Iterable[str] = ()) -> Probe:
                 cwd="/",
             )
         return msgspec.json.decode(done.stdout, type=Probe)
+    except TimeoutError as error:  # an OSError too, but it says nothing against the interpreter
+        raise EnvironmentUnusable(
+            f"{python} did not answer within {_PROBE_TIMEOUT_S:g} s",
+            hint=f"try again when the machine is less busy; meanwhile see: time {shlex.quote(python)} -I --version",
+        ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise EnvironmentUnusable(
             f"{python} does not answer as a Python interpreter",
