@@ -446,7 +446,7 @@ static void sleep_until_woken(int wake_fd) {
 
 #define LEARN_EVERY 16
 #define HOT_PAGES 2048
-#define HOT_RUNS 1024
+#define HOT_RUNS HOT_PAGES /* no fewer: the last in memory, the stack among them, would be forgotten */
 #define LONGEST_RUN 128
 #define MOST_LOOKED_AT (1L << 18) /* pages; and of one mapping half of them: larger ones are data, or reserved */
 #define PRESENT (1ULL << 63)      /* bits of /proc/self/pagemap */

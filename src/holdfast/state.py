@@ -14,6 +14,8 @@ from holdfast.ckpt import Ckpt, root
 from holdfast.records import Change, FileEntry
 from holdfast.store.rows import NameRow
 
+_OF_CONTENT = ("_live", "_root12")
+
 
 class State(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One point in a session's life."""
@@ -43,8 +45,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _ckpt(self) -> Ckpt:
-        digest = root(self.manifest_sha256, self.live())
-        return Ckpt(session=self.session, generation=self.generation, version=self.version, root12=digest[:12])
+        return Ckpt(session=self.session, generation=self.generation, version=self.version, root12=self._root12)
+
+    @cached_property
+    def _root12(self) -> str:
+        return root(self.manifest_sha256, self.live())[:12]
 
 
 def with_changes(state: State, changes: Sequence[Change]) -> State:
@@ -72,9 +77,16 @@ def with_names(state: State, *, bound: Mapping[str, tuple[str, str]], gone: Sequ
 
 
 def next_version(state: State) -> State:
-    return msgspec.structs.replace(state, version=state.version + 1)
+    return _knowing(msgspec.structs.replace(state, version=state.version + 1), state)
 
 
 def sealed(state: State, receipt_sha256: str) -> State:
     """The same with one more receipt in its chain."""
-    return msgspec.structs.replace(state, head=receipt_sha256, receipts=state.receipts + 1)
+    return _knowing(msgspec.structs.replace(state, head=receipt_sha256, receipts=state.receipts + 1), state)
+
+
+def _knowing(state: State, before: State) -> State:
+    """What was worked out of a state with the same files, names and generation holds for this one too. With thousands
+    of names it is most of what a small run would cost."""
+    state.__dict__.update({name: known for name, known in before.__dict__.items() if name in _OF_CONTENT})
+    return state

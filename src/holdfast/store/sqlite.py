@@ -11,7 +11,6 @@ One object is one connection, for one thread at a time.
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,11 +93,11 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("release list")
 
-    @singledispatchmethod
     def _apply(self, write: AnyWrite) -> None:
-        raise TypeError(f"{type(write).__name__} is no write")
+        if (apply := _APPLY.get(type(write))) is None:
+            raise TypeError(f"{type(write).__name__} is no write")
+        apply(self, write)
 
-    @_apply.register
     def _append(self, write: Append) -> None:
         record = write.record
         tag = type(record).__name__
@@ -113,49 +112,39 @@ class Store:
             self._db.execute(queries.ADVANCE_RUN, (tag, key))
         self._db.execute(queries.ADD_RECORD, (key, _encode(record)))
 
-    @_apply.register
     def _put_session(self, write: PutSession) -> None:
         self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
 
-    @_apply.register
     def _drop_session(self, write: DropSession) -> None:
         for query in queries.DROP_SESSION:
             self._db.execute(query, (write.session,))
 
-    @_apply.register
     def _put_receipt(self, write: PutReceipt) -> None:
         row = write.row
         self._db.execute(queries.ADD_RECEIPT, (write.session, row.number, row.run, row.sha256, row.envelope))
 
-    @_apply.register
     def _put_version(self, write: PutVersion) -> None:
         self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, _encode(write.row)))
 
-    @_apply.register
     def _put_files(self, write: PutFiles) -> None:
         self._db.executemany(queries.DROP_FILE, ((write.session, path) for path in write.gone))
         rows = ((write.session, file.path, file.sha256, file.bytes) for file in write.put)
         self._db.executemany(queries.PUT_FILE, rows)
 
-    @_apply.register
     def _put_names(self, write: PutNames) -> None:
         self._db.executemany(queries.DROP_NAME, ((write.session, name) for name in write.gone))
         rows = ((write.session, name, _encode(row)) for name, row in write.put.items())
         self._db.executemany(queries.PUT_NAME, rows)
 
-    @_apply.register
     def _put_key(self, write: PutKey) -> None:
         self._db.execute(queries.PUT_KEY, (write.session, write.row.key, _encode(write.row)))
 
-    @_apply.register
     def _put_result(self, write: PutResult) -> None:
         self._db.execute(queries.PUT_RESULT, (write.run, write.session, write.body))
 
-    @_apply.register
     def _drop_results(self, write: DropResults) -> None:
         self._db.executemany(queries.DROP_RESULT, ((run, write.session) for run in write.runs))
 
-    @_apply.register
     def _put_lost(self, write: PutLost) -> None:
         self._db.execute(queries.ADD_LOSS, (write.session, _encode(write.lost)))
 
@@ -263,6 +252,21 @@ class Store:
         except connection.SyncFailed as error:
             self._broken = error
             raise
+
+
+_APPLY: dict[type, Callable[[Store, Any], None]] = {
+    Append: Store._append,
+    PutSession: Store._put_session,
+    DropSession: Store._drop_session,
+    PutReceipt: Store._put_receipt,
+    PutVersion: Store._put_version,
+    PutFiles: Store._put_files,
+    PutNames: Store._put_names,
+    PutKey: Store._put_key,
+    PutResult: Store._put_result,
+    DropResults: Store._drop_results,
+    PutLost: Store._put_lost,
+}
 
 
 def _receipt(row: tuple[str, int, str, str, bytes]) -> ReceiptRow:

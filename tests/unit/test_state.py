@@ -1,0 +1,52 @@
+"""A state's name, from one version to the next: what is known of it is passed on, and never longer than it is true."""
+
+import msgspec
+
+from holdfast.ckpt import make
+from holdfast.records import Change
+from holdfast.state import State, next_version, sealed, with_changes, with_names
+
+
+def named_anew(state: State) -> str:
+    """The CKPT of a state, with nothing known of it before."""
+    return str(
+        make(
+            state.session,
+            generation=state.generation,
+            version=state.version,
+            manifest_sha256=state.manifest_sha256,
+            names={
+                name: (row.type, row.run) for name, row in state.names.items() if row.generation == state.generation
+            },
+        )
+    )
+
+
+def test_whatever_happens_to_a_state_its_name_is_that_of_what_it_holds() -> None:
+    state = State(session="s1", generation=1)
+    added = Change(path="a.txt", action="added", sha256="ab" * 32, bytes=1)
+    steps = [
+        lambda before: with_names(before, run="r1", bound={"x": "int", "y": "str"}, gone=[]),
+        next_version,
+        lambda before: sealed(before, "cd" * 32),
+        next_version,
+        lambda before: with_changes(before, [added]),
+        next_version,
+        lambda before: sealed(before, "ef" * 32),
+        lambda before: with_names(before, run="r2", bound={"x": "list"}, gone=["y"]),
+        next_version,
+        lambda before: msgspec.structs.replace(before, generation=2),
+        lambda before: sealed(before, "01" * 32),
+    ]
+
+    for step in steps:
+        before = str(state.ckpt())  # known from now on
+        state = step(state)
+        assert str(state.ckpt()) == named_anew(state), before
+
+
+def test_what_is_live_is_what_this_generation_bound() -> None:
+    state = sealed(with_names(State(session="s1", generation=1), run="r1", bound={"x": "int"}, gone=[]), "ab" * 32)
+
+    assert dict(state.live()) == {"x": ("int", "r1")}
+    assert dict(msgspec.structs.replace(state, generation=2).live()) == {}
