@@ -37,7 +37,7 @@ def main() -> int:
     delegation.delegate(UID, pid=os.getpid())
     try:
         suite = sys.argv[1:] or WITH_ONE_ID
-        code = run_suite([*suite, "-n", "3", "--dist", "loadfile"])
+        code = run_suite([*suite, "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"])
         if code == TESTS_FAILED:  # three at once on two cores is a load: what failed must pass alone
             code = run_suite([*suite, "--last-failed", "--last-failed-no-failures", "none"])
         return code or run_suite_with_two_ids(sys.argv[1:] or WITH_TWO_IDS)
