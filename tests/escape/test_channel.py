@@ -437,3 +437,26 @@ def test_many_kernels_leave_no_descriptor_in_the_host(session):
 
     a_spare_session = 16  # may have come meanwhile: the one kept ready for whoever asks next
     assert len(os.listdir("/proc/self/fd")) <= before + a_spare_session
+
+
+def test_the_host_does_not_wait_for_a_socket_that_a_guest_sends_it(session, tools):
+    """Whoever closes the last descriptor of a TCP socket waits, if it lingers: here that would be the host."""
+    started = time.monotonic()
+    run = tools.storm(session, """
+        import array, os, socket, struct
+        listener = socket.socket(); listener.bind(("127.0.0.1", 0)); listener.listen()
+        sender = socket.create_connection(listener.getsockname()); receiver, _ = listener.accept()
+        sender.setblocking(False)
+        try:
+            while True: sender.send(bytes(65536))
+        except BlockingIOError: pass
+        try: sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        except PermissionError: print("may not linger")
+        sender.setblocking(True)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sender.fileno()]))]
+        control().sendmsg([b"\\0\\x81\\xa4type\\xa7Cleared"], rights)
+        sender.close()
+    """)  # fmt: skip
+
+    assert (run.error, run.stdout) == (None, "may not linger\n")
+    assert time.monotonic() - started < 50

@@ -77,7 +77,7 @@ time gettimeofday times clock_gettime clock_getres clock_nanosleep nanosleep ala
 timer_create timer_settime timer_gettime timer_getoverrun timer_delete timerfd_create timerfd_settime
 timerfd_gettime uname sysinfo getrandom
 
-bind listen connect accept accept4 shutdown getsockname getpeername getsockopt setsockopt sendto recvfrom
+bind listen connect accept accept4 shutdown getsockname getpeername getsockopt sendto recvfrom
 sendmsg recvmsg sendmmsg recvmmsg
 
 shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink
@@ -136,6 +136,10 @@ _RENAME_WHITEOUT = 4
 
 # A lease makes everybody else's open() of the file wait, and /usr and the environment are everybody's.
 DENIED_FCNTLS = {"F_SETLEASE": 1024, "F_NOTIFY": 1026}
+
+# Whoever closes a TCP socket that lingers waits for it. A descriptor that is sent to the host is closed by the host: a
+# guest could make it wait for as long as it likes.
+_SO_LINGER = 13
 
 # Huge pages come from a pool of the whole machine that no memory cap counts.
 _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
@@ -259,6 +263,10 @@ def _socket() -> Code:
     return _argument(0, _match({int(family): code for family, code in families.items()}, otherwise=_NO_FAMILY))
 
 
+def _socket_option() -> Code:
+    return _argument(2, _match({_SO_LINGER: _EPERM}, otherwise=_ALLOW))
+
+
 CHECKED: Mapping[str, Code] = {
     "clone": _argument(0, _branch(_JUMP_ANY_BIT, NAMESPACE_FLAGS, yes=_EPERM, no=_ALLOW)),
     "clone3": _ENOSYS,  # its flags lie in memory, where a filter cannot look
@@ -271,6 +279,7 @@ CHECKED: Mapping[str, Code] = {
     "personality": _argument(0, _one_of(_PERSONALITIES, otherwise=_EPERM)),
     "prctl": _argument(0, _one_of(PRCTL_OPTIONS.values(), otherwise=_EPERM)),
     "renameat2": _argument(4, _branch(_JUMP_ANY_BIT, _RENAME_WHITEOUT, yes=_EINVAL, no=_ALLOW)),
+    "setsockopt": _argument(1, _match({int(socket.SOL_SOCKET): _socket_option()}, otherwise=_ALLOW)),
     "shmget": _argument(2, _branch(_JUMP_ANY_BIT, _SHM_HUGETLB, yes=_EINVAL, no=_ALLOW)),
     "socket": _socket(),
     "socketpair": _argument(0, _one_of((int(socket.AF_UNIX),), otherwise=_NO_FAMILY)),
