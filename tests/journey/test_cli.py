@@ -15,6 +15,8 @@ import pytest
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
 Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
+DEMO_S = 180
+"""Three minutes at most: so it is promised to those who watch it."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def holdfast(home: Path) -> Holdfast:
     def run(*arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
         environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"}
         return subprocess.run(
-            [*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=100, check=False, **more
+            [*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=DEMO_S, check=False, **more
         )
 
     return run
@@ -188,6 +190,7 @@ def test_the_doctor_and_the_refusal_tell_the_same_where_namespaces_are_used_up(h
     assert "holdfast doctor" in refusal.stderr
 
 
+@pytest.mark.timeout(DEMO_S + 60)
 def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfast, home: Path, tmp_path: Path) -> None:
     began = time.monotonic()
     done = holdfast("demo", "--save", str(tmp_path))
@@ -204,7 +207,7 @@ def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfa
     assert "Traceback" not in done.stderr
     assert (tmp_path / "tides.png").stat().st_size > 10_000
     assert list(home.joinpath("sessions").iterdir()) == list(home.glob("demo-*")) == []
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < DEMO_S
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,7 @@ def test_what_the_system_refuses_is_told_with_what_to_do_next(holdfast: Holdfast
         assert "[invalid_setting]\nhint: " in done.stderr
 
 
+@pytest.mark.timeout(DEMO_S + 60)
 def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(holdfast: Holdfast) -> None:
     done = holdfast("demo", "--json")
 
@@ -249,7 +253,7 @@ def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(holdfast: Ho
     told = json.loads(line)
     assert (told["kept"], {promise["kept"] for promise in told["promises"]}) == (True, {True})
     assert len(told["promises"]) > 10
-    assert told["seconds"] < 90
+    assert told["seconds"] < DEMO_S
     assert "Traceback" not in done.stderr
 
 
