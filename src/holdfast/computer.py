@@ -83,6 +83,8 @@ class Computer:
         """Files that the last commit left in the guest's hands, until it has opened them anew."""
         self.untouched: dict[int, int] = {}
         """Files in the layer that only lie there because they are open: see `layers.touched_last`."""
+        self._at_rest = False
+        """Frozen until the next turn."""
         self._left: list[str] = []
         """Layers that nothing is mounted on any more."""
 
@@ -215,6 +217,7 @@ class Computer:
     # -- afterwards --------------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
+        self._at_rest = True
         if self.now is not None:
             self.now.cgroup.freeze()
 
@@ -227,6 +230,7 @@ class Computer:
         return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, _QUICK_S)
 
     def thaw(self) -> None:
+        self._at_rest = False
         if self.now is not None:
             self.now.cgroup.thaw()
 
@@ -332,7 +336,15 @@ class Computer:
 
     async def _make_room(self) -> bool:
         """What is kept only to go back to may hold files that are nobody's any more."""
-        return self.now is not None and await self.protection.kept.let_go_of_all()
+        if self.now is None or not self.protection.kept.pids:
+            return False
+        at_rest = self._at_rest
+        self.thaw()  # who is frozen does not die
+        try:
+            return await self.protection.kept.let_go_of_all()
+        finally:
+            if at_rest:
+                self.freeze()
 
     async def _mount_stage(self, kernel: Kernel) -> None:
         workspace = self.workspace
