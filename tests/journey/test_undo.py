@@ -77,13 +77,17 @@ def test_a_session_that_is_nearly_full_keeps_none(session: Session) -> None:
     assert kept(session) == {3, 4}, "there is room again"
 
 
-def test_files_that_only_kept_versions_hold_do_not_fill_the_disk() -> None:
-    """Each has the log open as it was then: copies that have no name any more, and count against nobody."""
+def test_at_the_disk_limit_what_is_kept_goes_before_the_run_does() -> None:
+    """It may hold files that have no name any more; here it does not, and the run ends all the same."""
     with Session(memory="512M", timeout=60, disk="64M", undo=3) as small:
-        ok(small.run("log = open('log', 'w+b', buffering=0)"))
-        for n in range(8):
-            ok(small.run(f"log.seek(0); log.write(bytes([{n}]) * (20 << 20)); None"))
-        assert small.read("log")[:1] == b"\7"
+        for n in range(3):
+            ok(small.run(f"x = {n}"))
+        assert len(kept(small)) == 4
+        full = small.run("open('f', 'wb').write(bytes(80 << 20))")
+
+        assert full.error is not None
+        assert "disk holds" in full.error.message
+        assert (full.memory, kept(small)) == ("restored", {3})
 
 
 @pytest.mark.timeout(300)
