@@ -26,14 +26,14 @@ def test_whatever_happens_to_a_state_its_name_is_that_of_what_it_holds() -> None
     state = State(session="s1", generation=1)
     added = Change(path="a.txt", action="added", sha256="ab" * 32, bytes=1)
     steps = [
-        lambda before: with_names(before, run="r1", bound={"x": "int", "y": "str"}, gone=[]),
+        lambda before: with_names(before, bound={"x": ("int", "r1"), "y": ("str", "r1")}, gone=[]),
         next_version,
         lambda before: sealed(before, "cd" * 32),
         next_version,
         lambda before: with_changes(before, [added]),
         next_version,
         lambda before: sealed(before, "ef" * 32),
-        lambda before: with_names(before, run="r2", bound={"x": "list"}, gone=["y"]),
+        lambda before: with_names(before, bound={"x": ("list", "r2")}, gone=["y"]),
         next_version,
         lambda before: msgspec.structs.replace(before, generation=2),
         lambda before: sealed(before, "01" * 32),
@@ -46,7 +46,7 @@ def test_whatever_happens_to_a_state_its_name_is_that_of_what_it_holds() -> None
 
 
 def test_what_is_live_is_what_this_generation_bound() -> None:
-    state = sealed(with_names(State(session="s1", generation=1), run="r1", bound={"x": "int"}, gone=[]), "ab" * 32)
+    state = sealed(with_names(State(session="s1", generation=1), bound={"x": ("int", "r1")}, gone=[]), "ab" * 32)
 
     assert dict(state.live()) == {"x": ("int", "r1")}
     assert dict(msgspec.structs.replace(state, generation=2).live()) == {}
