@@ -26,7 +26,8 @@ from holdfast.sandbox import cgroups, namespaces
 from holdfast.sandbox.mounts import SHARED
 from holdfast.sandbox.overlay import OverlayUnavailable
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0
+"""The zygote imports a gigabyte of libraries: seconds on most machines, minutes on a slow disk or starved processor."""
 _FORK_TIMEOUT_S = 30.0
 _PACKAGE = Path(__file__).parents[1]
 _KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
