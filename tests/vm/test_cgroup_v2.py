@@ -16,7 +16,7 @@ SUITES = (
     "tests/unit/test_cgroups.py",
     "tests/journey/test_cap.py",
     "tests/journey/test_sqlite.py",
-    "tests/stress",
+    "tests/stress/test_kills.py::test_everything_comes_back_after_every_kind_of_death",
 )
 STRAYS = (
     "test_a_process_left_behind_is_killed_and_named",
@@ -43,7 +43,7 @@ SNAPSHOTS = (
 )
 CHOSEN = (
     *SUITES,
-    *(f"tests/journey/test_strays.py::{name}" for name in STRAYS),
+    *(f"tests/journey/test_strays.py::{name}[cgroup]" for name in STRAYS),
     *(f"tests/journey/test_deaths.py::{name}" for name in DEATHS),
     *(f"tests/journey/test_memory.py::{name}" for name in MEMORY),
     *(f"tests/escape/test_resources.py::{name}" for name in RESOURCES),
