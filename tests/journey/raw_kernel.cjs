@@ -29,10 +29,13 @@ class RawSocket {
       this.listen(name, socket);
     }
     this.channels.iopub.subscribe();
-    setImmediate(() => {
-      this.readyState = 1;
-      this.onopen?.({ target: this });
-    });
+  }
+
+  // Not before the kernel says so on iopub: what it sends there to whoever has not joined yet is lost, and with it the
+  // "idle" that ends a request.
+  open() {
+    this.readyState = 1;
+    this.onopen?.({ target: this });
   }
 
   async listen(channel, socket) {
@@ -40,7 +43,8 @@ class RawSocket {
       const [signature, ...parts] = frames.slice(frames.findIndex((frame) => frame.toString() === "<IDS|MSG>") + 1);
       if (signature.toString() !== sign(parts.slice(0, 4))) throw new Error("a message that the kernel did not sign");
       const [header, parent_header, metadata, content] = parts.map((part) => JSON.parse(part.toString()));
-      this.onmessage?.({ data: JSON.stringify({ channel, header, parent_header, metadata, content, buffers: [] }) });
+      if (header.msg_type === "iopub_welcome") this.open();
+      else this.onmessage?.({ data: JSON.stringify({ channel, header, parent_header, metadata, content, buffers: [] }) });
     }
   }
 
