@@ -93,9 +93,7 @@ async def test_a_session_that_nobody_uses_ends_and_comes_back_with_its_files(
         async with over_http(served.url, ada, mode="2026-07-28") as client:
             first = await run(client, "x = 1\nopen('tides.txt', 'w').write('12')")
             session = first.structured_content["session"]
-            with anyio.fail_after(60):
-                while any((home / "sessions" / session / "stages").iterdir()):  # its kernel's
-                    await anyio.sleep(0.1)
+            await no_kernel(home / "sessions" / session)
         async with over_http(served.url, ada, mode="2026-07-28") as client:
             back = await run(client, "import os; os.listdir()")
             recovery = await client.call_tool("recover", {})
@@ -108,6 +106,15 @@ async def test_a_session_that_nobody_uses_ends_and_comes_back_with_its_files(
     assert "call recover" in text(back)
     assert recovery.structured_content["names"]["x"] == "recomputable"
     assert again.structured_content["ckpt"].startswith(f"CKPT-{session}-")
+
+
+async def no_kernel(session: Path) -> None:
+    """Until it has no stage any more; between two runs it has none for a moment, too."""
+    looks = 0
+    with anyio.fail_after(60):
+        while looks < 20:
+            await anyio.sleep(0.05)
+            looks = 0 if any((session / "stages").iterdir()) else looks + 1
 
 
 # -- HTTP by hand --------------------------------------------------------------------------------------------------
