@@ -31,7 +31,7 @@ serve: .stamps/guests
 
 test: .stamps/lint .stamps/guests .stamps/vm .stamps/browser
 	$(BIN)/python -m pytest $(SUITE) $(AT_ONCE) || $(BIN)/python -m pytest $(SUITE) $(ALONE)
-	$(BIN)/python -m pytest tests/stress
+	$(BIN)/python -m pytest tests/stress || $(BIN)/python -m pytest tests/stress $(ALONE)
 	$(BIN)/python -m pytest tests/vm -n 2 || $(BIN)/python -m pytest tests/vm $(ALONE)
 	$(BIN)/python tests/ordinary_user.py
 
