@@ -1,6 +1,7 @@
 """Why a run did not end well, in words, from the evidence that it left."""
 
 import ast
+import functools
 import re
 import signal
 
@@ -73,12 +74,13 @@ def keeps_memory(error: RunError, mode: Mode) -> bool:
     return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
 
 
-def bound_names(code: str) -> set[str]:
+@functools.lru_cache(maxsize=2)  # the plan has read it when the run ends
+def bound_names(code: str) -> frozenset[str]:
     """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
     try:
         module = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # a magic, or worse
-        return set()
+        return frozenset()
     names: set[str] = set()
     pending: list[ast.AST] = [module]
     while pending:
@@ -93,7 +95,7 @@ def bound_names(code: str) -> set[str]:
         if isinstance(node, ast.alias):
             names.add((node.asname or node.name).partition(".")[0])
         pending.extend(ast.iter_child_nodes(node))
-    return {name for name in names if not name.startswith("_") and name != "*"}
+    return frozenset(name for name in names if not name.startswith("_") and name != "*")
 
 
 def _explain_stop(outcome: Outcome) -> RunError | None:

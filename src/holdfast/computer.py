@@ -6,7 +6,6 @@ committed files, and the snapshot takes the kernel's place. Without a snapshot a
 """
 
 from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -57,6 +56,13 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """The caller is gone (cancelled), or its callback failed: the cell ended with it."""
 
 
+class _Gauges(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's own memory is counted from."""
+
+    peak_is_exact: bool
+    oom_kills: int
+
+
 class Computer:
     """Guards the processes and the layer of one session."""
 
@@ -67,7 +73,7 @@ class Computer:
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
-        self.stage = ""
+        self.stage, self.stage_path = "", workspace.stage_path("")
         """The layer that changes go to."""
         self.now: Incarnation | None = None
         self.protection: Protection
@@ -85,6 +91,8 @@ class Computer:
         """Files in the layer that only lie there because they are open: see `layers.touched_last`."""
         self._at_rest = False
         """Frozen until the next turn."""
+        self._gauges: _Gauges | None = None
+        """As the next run finds them, if somebody has looked."""
         self._left: list[str] = []
         """Layers that nothing is mounted on any more."""
 
@@ -114,7 +122,7 @@ class Computer:
             reserve_bytes=self.limits.snapshot_reserve_bytes,
             undo=self.limits.undo,
         )
-        self.pristine = True
+        self.pristine, self._gauges = True, None
         self.now.cgroup.freeze()
         return self.now
 
@@ -153,16 +161,19 @@ class Computer:
         assert self.now is not None
         cgroup = self.now.cgroup
         output = RunOutput(
-            self.workspace.logs / run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
+            self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
         conduct = Conduct(self.now.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
-        peak_is_exact, oom_kills = cgroup.reset_peak(), cgroup.oom_kills()
+        gauges, self._gauges = self._gauges or _gauge(cgroup), None
         self._conduct, given_up = conduct, None
         self.protection.kept.woken = frozenset()
         try:
-            outcome = await conduct.run(request, timeout_s=timeout_s, guards=self._guards(), meanwhile=meanwhile)
+            outcome = await conduct.run(
+                request, timeout_s=timeout_s, guards=self._guards(), wake=self.thaw, meanwhile=meanwhile
+            )
         except BaseException as error:
             given_up = error
+            self.thaw()  # it may not have come to that, and who is frozen does not end
             with anyio.CancelScope(shield=True):
                 outcome = await conduct.abandon(Stop(reason="interrupted", message="the caller gave up"))
         finally:
@@ -176,13 +187,15 @@ class Computer:
         else:
             killed = []
         strays = self._strays(outcome, killed)
-        evidence = self._evidence(cgroup, oom_kills)
+        oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
+        peak_bytes = cgroup.memory_peak_bytes()
+        evidence = Evidence(oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes)
         return Execution(
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
             strays=strays,
-            peak_bytes=evidence.peak_bytes if peak_is_exact else None,
+            peak_bytes=peak_bytes if gauges.peak_is_exact else None,
             given_up=given_up,
         )
 
@@ -210,16 +223,13 @@ class Computer:
         """The machine's: only so many sessions are put to rest at a time."""
         return self._node.rest
 
-    @property
-    def stage_path(self) -> Path:
-        return self.workspace.stage_path(self.stage)
-
     # -- afterwards --------------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
         self._at_rest = True
         if self.now is not None:
             self.now.cgroup.freeze()
+            self._gauges = _gauge(self.now.cgroup)
 
     async def hold(self) -> bool:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
@@ -323,6 +333,7 @@ class Computer:
         if self.stage:
             self._left.append(self.stage)
         self.stage = await anyio.to_thread.run_sync(self.workspace.new_stage)
+        self.stage_path = self.workspace.stage_path(self.stage)
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
@@ -360,13 +371,6 @@ class Computer:
         )
         return [self.disk, memory]
 
-    def _evidence(self, cgroup: Cgroup, oom_kills_before: int) -> Evidence:
-        return Evidence(
-            oom_kills=cgroup.oom_kills() - oom_kills_before,
-            peak_bytes=cgroup.memory_peak_bytes(),
-            cap_bytes=self.limits.memory_bytes,
-        )
-
     async def _check_disk(self, outcome: Outcome) -> Outcome:
         """A cell may have been over before anybody looked: what it wrote counts all the same."""
         stop = await self.disk.at_end() if outcome.finished else None
@@ -396,6 +400,10 @@ async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
         named = await kernel.expect(wire.Named)
         return named.names if named else {}
     return {}
+
+
+def _gauge(cgroup: Cgroup) -> _Gauges:
+    return _Gauges(peak_is_exact=cgroup.reset_peak(), oom_kills=cgroup.oom_kills())
 
 
 def _plain(command: str) -> str:

@@ -170,13 +170,13 @@ class LiveSession:
 
     @asynccontextmanager
     async def turn(self, *, changes_memory: bool = True) -> AsyncIterator[Computer]:
-        """The session's turn: thawed while it lasts; afterwards, without the caller, protected and frozen again."""
+        """The session's turn. Frozen until it is given something to do; afterwards, without the caller, protected and
+        frozen again."""
         async with self._turn:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
             await self._ensure_kernel()
             await self._protect_the_beginning()
-            self.computer.thaw()
             try:
                 yield self.computer
             finally:
@@ -290,6 +290,7 @@ class LiveSession:
         """A question that the guest answers by itself, without running a cell."""
         async with self.turn(changes_memory=False) as computer:
             assert computer.now is not None
+            computer.thaw()
             with anyio.CancelScope(shield=True):  # nobody else is to get the answer of one who went away
                 with anyio.move_on_after(_QUICK_S):
                     await computer.now.kernel.send(request)

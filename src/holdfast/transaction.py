@@ -37,7 +37,7 @@ from holdfast.settling import Answer, Blame, Settlement, facts_of, results, sett
 from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.store.rows import AnyWrite
-from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
+from holdfast.verification import Verdict, as_found, changed_outside, reads_files, touched, verify
 
 Kept = Literal["committed", "kept"]
 
@@ -115,10 +115,12 @@ class _Transaction:
     # -- plan and execute --------------------------------------------------------------------------------------
 
     async def _make_card(self) -> None:
-        card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
-        with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
-            self.card, strange = await as_found(self.books, card)
-        self.outside += strange
+        self.card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
+        bound_names(self.request.code)  # for later, while there is time
+        if reads_files(self.card):
+            with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
+                self.card, strange = await as_found(self.books, self.card)
+            self.outside += strange
 
     async def _begin(self, *, watched: bool) -> None:
         """The plan, and its record, which is not waited for: until `Verified` nothing lasts, and that is written after

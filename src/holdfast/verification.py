@@ -88,6 +88,10 @@ async def as_found(books: Books, card: RunCard) -> tuple[RunCard, list[str]]:
     return msgspec.structs.replace(card, inputs=inputs, forecast_inputs=forecast), list(there)[:_MOST_NAMED]
 
 
+def reads_files(card: RunCard) -> bool:
+    return bool(card.inputs or card.forecast_inputs)
+
+
 def _named(card: RunCard) -> list[str]:
     return [one.path for one in (*card.inputs, *card.forecast_inputs)]
 
@@ -138,7 +142,7 @@ def _shown(parts: Parts) -> str:
     return path if area == "data" else f"{DIRECTORIES[area]}/{path}"
 
 
-async def changed_outside(books: Books, computer: Computer, *, frozen: bool = False) -> list[str]:
+async def changed_outside(books: Books, computer: Computer) -> list[str]:
     """Between two runs nothing is to run; a thread may have written while the last one was put away."""
     if not computer.has_changes():
         return []
@@ -147,9 +151,6 @@ async def changed_outside(books: Books, computer: Computer, *, frozen: bool = Fa
         changes = await changes_of(books, computer)
     except Unreadable as error:
         return [str(error)]
-    finally:
-        if not frozen:
-            computer.thaw()
     return [_shown((os.fsencode(change.area), to_bytes(change.path))) for change in changes][:_MOST_NAMED]
 
 

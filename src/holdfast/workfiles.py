@@ -196,7 +196,7 @@ async def _change(
     """To its end, also for a caller who is gone: a run is never left half done."""
     async with session.quiet_turn() as computer:
         with anyio.CancelScope(shield=True):
-            outside = await changed_outside(session.books, computer, frozen=True)
+            outside = await changed_outside(session.books, computer)
             planned = _planned(session, new_id(kind), kind=kind, goal=goal)
             session.books.journal.append_nowait(*session.books.note(planned))
             crashpoint("write.planned")

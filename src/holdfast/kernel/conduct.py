@@ -171,9 +171,11 @@ class Conduct:
         *,
         timeout_s: float,
         guards: list[Guard],
+        wake: Callable[[], None],
         meanwhile: Meanwhile = nothing,
     ) -> Outcome:
-        """`meanwhile` is called when the kernel has the request, or cannot be given it."""
+        """A kernel that sleeps is woken (`wake`) when the request lies before it: once, and on a core that is free,
+        where it would otherwise displace us. `meanwhile` is called when it has the request, or cannot be given it."""
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
@@ -184,7 +186,9 @@ class Conduct:
             for event in self._kernel.collect():
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
-            if not self._kernel.send_nowait(request):
+            sent = self._kernel.send_nowait(request)
+            wake()
+            if not sent:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
                     await self._kernel.send(request)
         finally:

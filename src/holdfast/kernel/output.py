@@ -7,6 +7,8 @@ from typing import BinaryIO
 
 from holdfast.model import StreamName
 
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
 
 class HeadAndTail:
     """The first and the last bytes of a stream that may be endless."""
@@ -26,9 +28,9 @@ class HeadAndTail:
 
     def text(self) -> str:
         self._trim()
-        head, tail = (bytes(part).decode(errors="replace") for part in (self._head, self._tail))
         if not self.dropped_bytes:
-            return bytes(self._head + self._tail).decode(errors="replace")
+            return (self._head + self._tail).decode(errors="replace")
+        head, tail = (part.decode(errors="replace") for part in (self._head, self._tail))
         return f"{head}\n… {self.dropped_bytes:,} bytes left out here; Session.output has them …\n{tail}"
 
     def _trim(self) -> None:
@@ -40,11 +42,11 @@ class HeadAndTail:
 class RunOutput:
     """stdout and stderr of one run."""
 
-    def __init__(self, log: Path, *, output_bytes: int, log_bytes: int) -> None:
+    def __init__(self, logs: Path, run: str, *, output_bytes: int, log_bytes: int) -> None:
         streams: tuple[StreamName, ...] = ("stdout", "stderr")
         self._kept = {name: HeadAndTail(output_bytes) for name in streams}
-        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in self._kept}
-        self._log_path = log
+        self._decoders = {name: _Decoder("replace") for name in self._kept}
+        self._logs, self._run = logs, run
         self._log_bytes = log_bytes
         self._files: dict[str, BinaryIO] = {}
         self.logged_bytes = 0
@@ -82,7 +84,7 @@ class RunOutput:
             return
         try:
             if stream not in self._files:
-                self._files[stream] = open(log_file(self._log_path, stream), "wb", buffering=0)  # noqa: SIM115
+                self._files[stream] = open(log_file(self._logs / self._run, stream), "wb", buffering=0)  # noqa: SIM115
             self._files[stream].write(data[:room])
         except OSError:
             # The host's disk is full: the result still has head and tail, the log ends here.

@@ -11,6 +11,7 @@ One object is one connection, for one thread at a time.
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,8 +84,12 @@ class Store:
     def _apply_whole(self, writes: Sequence[AnyWrite]) -> None:
         self._db.execute("savepoint list")
         try:
-            for write in writes:
-                self._apply(write)
+            for run, several in groupby(writes, key=_run_of):
+                if run is None:
+                    for write in several:
+                        self._apply(write)
+                else:
+                    self._append(run, [write for write in several if isinstance(write, Append)])
         except (ValueError, TypeError, OverflowError, sqlite3.IntegrityError) as error:
             # What cannot be encoded or stored is its writer's fault alone, as an illegal record is.
             self._db.execute("rollback to list")
@@ -98,19 +103,21 @@ class Store:
             raise TypeError(f"{type(write).__name__} is no write")
         apply(self, write)
 
-    def _append(self, write: Append) -> None:
-        record = write.record
-        tag = type(record).__name__
-        key, session, last = self._db.execute(queries.FIND_RUN, (record.run,)).fetchone() or (None, write.session, None)
-        if session != write.session:
-            raise ValueError(f"run {record.run} is of session {session}, not of {write.session}")
-        if not protocol.is_legal(_TYPES[last] if last else None, record):
-            raise ValueError(f"run {record.run}: {tag} cannot follow {last or 'nothing'}")
+    def _append(self, run: str, writes: Sequence[Append]) -> None:
+        """Records of one run that follow one another: its row is looked up and changed once."""
+        key, owner, last = self._db.execute(queries.FIND_RUN, (run,)).fetchone() or (None, writes[0].session, None)
+        for write in writes:
+            tag = type(write.record).__name__
+            if owner != write.session:
+                raise ValueError(f"run {run} is of session {owner}, not of {write.session}")
+            if not protocol.is_legal(_TYPES[last] if last else None, write.record):
+                raise ValueError(f"run {run}: {tag} cannot follow {last or 'nothing'}")
+            last = tag
         if key is None:
-            key = self._db.execute(queries.OPEN_RUN, (record.run, session, tag)).lastrowid
+            key = self._db.execute(queries.OPEN_RUN, (run, owner, last)).lastrowid
         else:
-            self._db.execute(queries.ADVANCE_RUN, (tag, key))
-        self._db.execute(queries.ADD_RECORD, (key, _encode(record)))
+            self._db.execute(queries.ADVANCE_RUN, (last, key))
+        self._db.executemany(queries.ADD_RECORD, [(key, _encode(write.record)) for write in writes])
 
     def _put_session(self, write: PutSession) -> None:
         self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
@@ -255,7 +262,6 @@ class Store:
 
 
 _APPLY: dict[type, Callable[[Store, Any], None]] = {
-    Append: Store._append,
     PutSession: Store._put_session,
     DropSession: Store._drop_session,
     PutReceipt: Store._put_receipt,
@@ -267,6 +273,10 @@ _APPLY: dict[type, Callable[[Store, Any], None]] = {
     DropResults: Store._drop_results,
     PutLost: Store._put_lost,
 }
+
+
+def _run_of(write: AnyWrite) -> str | None:
+    return write.record.run if isinstance(write, Append) else None
 
 
 def _receipt(row: tuple[str, int, str, str, bytes]) -> ReceiptRow:

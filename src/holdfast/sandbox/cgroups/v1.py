@@ -156,9 +156,10 @@ class V1Cgroup(Cgroup):
         self._cpu = by_controller["cpu"]
         self._cpuacct = by_controller["cpuacct"]
         self._freezer = by_controller["freezer"]
-        # Frozen and thawed at every run: the one file worth a descriptor per session.
         self._watch_fd = -1
+        # Of use at every run: the two files that are worth a descriptor per session.
         self._state_fd = os.open(f"{self._freezer}/freezer.state", os.O_RDWR | os.O_CLOEXEC)
+        self._peak_fd = os.open(f"{self._memory}/memory.max_usage_in_bytes", os.O_RDWR | os.O_CLOEXEC)
 
     def limit(self, limits: Limits) -> None:
         self.set_memory(limits.memory_bytes)
@@ -224,10 +225,10 @@ class V1Cgroup(Cgroup):
         return int(kernfs.read(f"{self._memory}/memory.usage_in_bytes"))
 
     def memory_peak_bytes(self) -> int:
-        return int(kernfs.read(f"{self._memory}/memory.max_usage_in_bytes"))
+        return int(kernfs.read_kept(self._peak_fd))
 
     def reset_peak(self) -> bool:
-        kernfs.write(f"{self._memory}/memory.max_usage_in_bytes", 0)
+        os.pwrite(self._peak_fd, b"0", 0)
         return True
 
     def memory_pinned_bytes(self) -> int:
@@ -260,10 +261,10 @@ class V1Cgroup(Cgroup):
         return int(kernfs.read(f"{self._cpuacct}/cpuacct.usage")) / 1e9
 
     def close(self) -> None:
-        for fd in (self._state_fd, self._watch_fd):
+        for fd in (self._state_fd, self._peak_fd, self._watch_fd):
             if fd >= 0:
                 os.close(fd)
-        self._state_fd = self._watch_fd = -1
+        self._state_fd = self._peak_fd = self._watch_fd = -1
 
     def remove(self) -> None:
         self.close()
