@@ -19,7 +19,7 @@ from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
 from holdfast.home import Home
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.sandbox import cgroups, namespaces
@@ -252,7 +252,7 @@ class Line:
         # Shielded: an answer that nobody waited for would be taken for the next one's.
         async with self._turn, _shielded():
             try:
-                wire.send_with_fds(self._sock, request, fds)
+                framing.send_with_fds(self._sock, request, fds)
             except OSError as error:
                 raise LineBroken(str(error)) from error
             return await self.receive(timeout_s=timeout_s)
@@ -261,14 +261,14 @@ class Line:
         with anyio.fail_after(timeout_s):
             await anyio.wait_readable(self._sock)
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(wire.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
+            packet, ancillary, _, _ = self._sock.recvmsg(framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
         except OSError as error:
             raise LineBroken(str(error)) from error
         if not packet:
             raise LineBroken("it closed the line")
         # By its first answer: later ones may come from a child that it had do the work, and that is gone by now.
         self.peer_pid = self.peer_pid or int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
-        answer = wire.decode(packet[1:], _decoder)
+        answer = framing.decode(packet[1:], _decoder)
         if isinstance(answer, wire.Refused):
             raise _refusal(answer.reason.strip())
         return answer
