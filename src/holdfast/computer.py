@@ -30,7 +30,7 @@ from holdfast.resources.memory import Protection
 from holdfast.resources.publish import discard
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox.cgroups import Cgroup
-from holdfast.sandbox.cgroups.contract import Killed
+from holdfast.strays import kill_left, strays
 
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
@@ -172,16 +172,17 @@ class Computer:
         if left or outcome.finished is None or self.disk.has_written():
             with anyio.CancelScope(shield=True):
                 outcome = await self._check_disk(outcome)
-                killed = await self._kill_left()
+                killed = await kill_left(cgroup, keep=self.protection.keep)
         else:
             killed = []
-        strays = self._strays(outcome, killed)
+        if outcome.printed:
+            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         evidence = self._evidence(cgroup, oom_kills)
         return Execution(
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
-            strays=strays,
+            strays=strays(killed, outcome.finished.threads if outcome.finished else []),
             peak_bytes=evidence.peak_bytes if peak_is_exact else None,
             given_up=given_up,
         )
@@ -372,20 +373,6 @@ class Computer:
         stop = await self.disk.at_end() if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
-    async def _kill_left(self) -> list[Killed]:
-        """What the request left."""
-        assert self.now is not None
-        cgroup, keep = self.now.cgroup, self.protection.keep
-        return await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep)) if set(cgroup.pids()) - keep else []
-
-    def _strays(self, outcome: Outcome, killed: list[Killed]) -> list[Stray]:
-        if outcome.printed:
-            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
-        threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []
-        return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [
-            Stray(kind="thread", name=name, outcome="frozen") for name in threads
-        ]
-
     def pids(self) -> list[int]:
         return self.now.cgroup.pids() if self.now else []
 
@@ -396,8 +383,3 @@ async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
         named = await kernel.expect(wire.Named)
         return named.names if named else {}
     return {}
-
-
-def _plain(command: str) -> str:
-    """A command as its user knows it: a fork of the kernel has the zygote's command line."""
-    return "python (a fork of the kernel)" if "holdfast.kernel.zygote" in command else command

@@ -16,8 +16,8 @@ from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.paths import to_bytes, to_text
-from holdfast.planning import RunRequest
 from holdfast.records import Change, Check, FileEntry, Input, RunCard
+from holdfast.requests import RunRequest
 from holdfast.resources.descent import Cursor, Parts
 from holdfast.resources.layers import Unreadable, read_changes
 from holdfast.sandbox.mounts import DIRECTORIES
