@@ -23,8 +23,10 @@ from holdfast.kernel import framing, wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.sandbox.mounts import SHARED
 from holdfast.sandbox.overlay import OverlayUnavailable
+from holdfast.strays import discard
 
 _START_TIMEOUT_S = 300.0
 """The zygote imports a gigabyte of libraries: seconds on most machines, minutes on a slow disk or starved processor."""
@@ -50,10 +52,10 @@ class Incarnation(msgspec.Struct, frozen=True):
     kernel: Kernel
     cgroup: cgroups.Cgroup
 
-    async def end(self) -> None:
-        """Kill all of it and leave nothing behind."""
+    async def end(self, *, patience_s: float = DEATH_S) -> None:
+        """Kill all of it and leave nothing behind. Raises ProcessStuck."""
         self.kernel.close()
-        await anyio.to_thread.run_sync(_discard, self.cgroup)
+        await discard(self.cgroup, patience_s=patience_s)
 
 
 class LocalNode:
@@ -130,7 +132,7 @@ class LocalNode:
             kernel = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_discard, cgroup)
+                await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup)
@@ -368,12 +370,6 @@ def _make_kernel() -> tuple[Kernel, list[int]]:
 
 def _packet_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _discard(cgroup: cgroups.Cgroup) -> None:
-    cgroup.thaw()
-    cgroup.kill_all()
-    cgroup.remove()
 
 
 def _wait_gone(pid: int) -> None:
