@@ -18,7 +18,7 @@ from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
 from holdfast.receipts import receipt
 from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified
-from holdfast.resources.restoring import undo
+from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State
@@ -27,6 +27,8 @@ from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
 Watcher = Callable[[Planned | Settled | Lost], None]
+KEPT_VERSIONS = 20
+"""Versions that changed a file; those that changed none cost nothing and are not counted. See `retention`."""
 _WALK_BACK = 200
 """Versions that are looked at after a restart."""
 
@@ -84,15 +86,21 @@ class Books:
         self.recent, self.oldest = await self.journal.read(self._walk_back)
 
     def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int]:
-        """What the latest versions changed in the files, and where that leads: as far as old contents are kept."""
-        recent, oldest = list[tuple[int, Sequence[Change]]](), self.row.version
+        """What the latest versions changed in the files, and where that leads: to the oldest version all of whose
+        contents are kept. Between there and now some may lack one that was changed on the host."""
+        recent, files, whole = list[tuple[int, Sequence[Change]]](), dict(self.state.files), True
+        oldest, far = self.row.version, 0
         for row in store.versions(self.session, limit=_WALK_BACK):
             changes = _changes_of(store, row)
-            if not all(self.blobs.has(change.before) for change in changes if change.before):
+            if changes and len(recent) == KEPT_VERSIONS:
                 break
-            recent += [(row.version, changes)] if changes else []
-            oldest = row.version - 1
-        return recent[::-1], oldest
+            if changes:
+                recent.append((row.version, changes))
+                files = undo(files, changes)
+                whole = not not_kept(plan_restore(self.state.files, files), self.blobs)
+            if whole:
+                oldest, far = row.version - 1, len(recent)
+        return recent[:far][::-1], oldest
 
     async def reload(self) -> None:
         """After a write failed: what the journal has, and that memory was lost meanwhile, if it was."""

@@ -86,11 +86,12 @@ def from_disturbances(
     return []
 
 
-def from_strangers(strange: Sequence[str]) -> list[Check]:
-    """Files that the run read or replaced, and that were not what was committed."""
+def from_strangers(strange: Sequence[str], *, lost: Sequence[str] = ()) -> list[Check]:
+    """Files that the run read or replaced, and that were not what was committed; of some, that is nowhere any more."""
     if not strange:
         return []
     detail = f"changed on the host since they were committed, by no run: {_few(strange)}"
+    detail += f"; what was committed of {_few(lost)} is lost, and no restore brings it back" if lost else ""
     return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
 
 

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.causes import Evidence, explain
 from holdfast.config import Limits
 from holdfast.environments import Environment
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ProcessStuck
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
@@ -25,12 +25,15 @@ from holdfast.nodes.local import Ids, Incarnation, LocalNode
 from holdfast.resources import layers
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import still_held
-from holdfast.resources.memory import Protection
+from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox.cgroups import Cgroup
-from holdfast.sandbox.cgroups.contract import Killed
+from holdfast.sandbox.cgroups.contract import DEATH_S
+from holdfast.strays import kill_left, strays
 
+_LAST_TRY_S = 1.0
+"""For the end of a kernel one of whose processes is known not to die."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
 
@@ -93,6 +96,10 @@ class Computer:
         """Frozen until the next turn."""
         self._gauges: _Gauges | None = None
         """As the next run finds them, if somebody has looked."""
+        self._stuck = False
+        """A process of this kernel outlived its kill: nobody waits for it again."""
+        self._haunted = False
+        """So did one of an earlier kernel: it has our ids still, and nobody else is to get them."""
         self._left: list[str] = []
         """Layers that nothing is mounted on any more."""
 
@@ -128,14 +135,19 @@ class Computer:
 
     async def end_kernel(self) -> None:
         incarnation, self.now = self.now, None
+        patience_s, self._stuck = _LAST_TRY_S if self._stuck else DEATH_S, False
         if incarnation is not None:
             with anyio.CancelScope(shield=True):
-                await incarnation.end()
+                try:
+                    await incarnation.end(patience_s=patience_s)
+                except ProcessStuck:
+                    self._haunted = True
 
     async def close(self) -> None:
         """End the kernel, every process and the cgroup. Files stay."""
         await self.end_kernel()
-        self._node.give_back_ids(self.ids)
+        if not self._haunted:
+            self._node.give_back_ids(self.ids)
 
     # -- one request -------------------------------------------------------------------------------------------
 
@@ -183,10 +195,16 @@ class Computer:
         if left or outcome.finished is None or self.disk.has_written():
             with anyio.CancelScope(shield=True):
                 outcome = await self._check_disk(outcome)
-                killed = await self._kill_left()
+                try:
+                    killed = await kill_left(cgroup, keep=self.protection.keep)
+                except ProcessStuck as error:
+                    self._stuck, killed, given_up = True, [], given_up or error
+                    stop = Stop(reason="killed", message=error.message, at_once=True)
+                    outcome = msgspec.structs.replace(outcome, finished=None, stop=stop)
         else:
             killed = []
-        strays = self._strays(outcome, killed)
+        if outcome.printed:
+            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
         peak_bytes = cgroup.memory_peak_bytes()
         evidence = Evidence(oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes)
@@ -194,7 +212,7 @@ class Computer:
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
-            strays=strays,
+            strays=strays(killed, outcome.finished.threads if outcome.finished else []),
             peak_bytes=peak_bytes if gauges.peak_is_exact else None,
             given_up=given_up,
         )
@@ -233,8 +251,8 @@ class Computer:
 
     async def hold(self) -> bool:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
-        if self.now is None:
-            return True
+        if self.now is None or self._stuck:
+            return self.now is None
         cgroup = self.now.cgroup
         cgroup.freeze()
         return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, _QUICK_S)
@@ -249,11 +267,11 @@ class Computer:
         assert self.now is not None
         kernel, was_pristine = self.now.kernel, self.pristine
         self.thaw()  # who is frozen neither answers nor dies
-        before = await _names_of(kernel) if alive and kernel.is_alive() else {}
-        woken, unprotected = (None, None) if was_pristine else await self._wake()
+        before = await names_of(kernel) if alive and kernel.is_alive() else {}
+        woken, unprotected = (None, None) if was_pristine or self._stuck else await self._wake()
         if woken is not None:
             await self._note_untouched()
-            after = await _names_of(kernel)
+            after = await names_of(kernel)
             taken_back = [n for n, value in before.items() if n not in after or after[n].address != value.address]
             return Aftermath(memory="restored", discarded=sorted(taken_back), not_restored=woken.not_restored)
         try:
@@ -270,6 +288,7 @@ class Computer:
         try:
             woken = await self.protection.roll_back(self._fresh_layer)
         except HoldfastError as error:
+            self._stuck = isinstance(error, ProcessStuck)
             return None, error.message
         return woken, self.protection.unprotected
 
@@ -376,36 +395,9 @@ class Computer:
         stop = await self.disk.at_end() if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
-    async def _kill_left(self) -> list[Killed]:
-        """What the request left."""
-        assert self.now is not None
-        cgroup, keep = self.now.cgroup, self.protection.keep
-        return await anyio.to_thread.run_sync(lambda: cgroup.kill_except(keep)) if set(cgroup.pids()) - keep else []
-
-    def _strays(self, outcome: Outcome, killed: list[Killed]) -> list[Stray]:
-        if outcome.printed:
-            forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
-        threads = [name[:200] for name in outcome.finished.threads[:100]] if outcome.finished else []
-        return [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed] + [
-            Stray(kind="thread", name=name, outcome="frozen") for name in threads
-        ]
-
     def pids(self) -> list[int]:
         return self.now.cgroup.pids() if self.now else []
 
 
-async def _names_of(kernel: Kernel) -> dict[str, wire.Name]:
-    with anyio.move_on_after(_QUICK_S):
-        await kernel.send(wire.ListNames(bare=True))
-        named = await kernel.expect(wire.Named)
-        return named.names if named else {}
-    return {}
-
-
 def _gauge(cgroup: Cgroup) -> _Gauges:
     return _Gauges(peak_is_exact=cgroup.reset_peak(), oom_kills=cgroup.oom_kills())
-
-
-def _plain(command: str) -> str:
-    """A command as its user knows it: a fork of the kernel has the zygote's command line."""
-    return "python (a fork of the kernel)" if "holdfast.kernel.zygote" in command else command

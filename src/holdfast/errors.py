@@ -7,6 +7,7 @@
     ├── EnvironmentUnusable      the chosen Python cannot host guests
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
     ├── KernelStartFailed        a kernel did not come up
+    ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
     ├── SessionClosed            the session has ended
     ├── SessionUnknown           no session of that id is in this home
@@ -90,6 +91,12 @@ class KernelStartFailed(HoldfastError):
     """A kernel did not come up. Nothing of the caller's ran."""
 
     code = "kernel_start_failed"
+
+
+class ProcessStuck(HoldfastError):
+    """A process outlived its SIGKILL: it hangs inside Linux. Nothing of the run that left it is kept."""
+
+    code = "process_stuck"
 
 
 class DiskLimit(HoldfastError):

@@ -26,9 +26,9 @@ from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
-from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
+from holdfast.requests import RunRequest
 from holdfast.resources import census
 from holdfast.resources.restoring import plan_restore
 from holdfast.service import Service

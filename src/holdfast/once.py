@@ -15,9 +15,9 @@ from holdfast.api import is_call
 from holdfast.books import Books
 from holdfast.errors import EventsGone, KeyReused
 from holdfast.model import Run
-from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
 from holdfast.records import Planned, Settled
+from holdfast.requests import RunRequest
 from holdfast.store.rows import KeyRow, PutKey
 from holdfast.store.sqlite import Store
 

@@ -1,7 +1,7 @@
 """A home is opened: by whoever becomes its owner, for long (`open_service`) or for a moment.
 
 1. The lock is ours: whatever is there belongs to an owner that is gone.
-2. What still runs of it is killed (`tree.sweep`).
+2. What still runs of it is killed (`strays.sweep`).
 3. What it left unsettled is settled, by the journal alone; what it left behind is removed.
 4. The keeper starts.
 """
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio.to_thread
 
-from holdfast import durable
+from holdfast import durable, strays
 from holdfast.books import Books
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, InvalidSetting, SandboxUnavailable
@@ -34,7 +34,7 @@ async def open_service(settings: Settings) -> Service:
     journal: Journal | None = None
     try:
         tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
-        await anyio.to_thread.run_sync(tree.sweep)
+        await strays.sweep(tree)
         key = await anyio.to_thread.run_sync(_key_of, home)
         journal = Journal(home.journal)
         await _settle_all(home, journal, key)
@@ -56,7 +56,7 @@ async def settle_shared(settings: Settings) -> dict[str, str]:
     with _owned(settings) as home:
         with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
             tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
-            await anyio.to_thread.run_sync(tree.sweep)
+            await strays.sweep(tree)
             await anyio.to_thread.run_sync(tree.remove)
         key = await anyio.to_thread.run_sync(_key_of, home)
         async with _journal(home) as journal:

@@ -1,55 +1,19 @@
-"""PLAN: what a run is asked to do, and the Run Card that says so before anything starts."""
+"""PLAN: the Run Card, which says before anything starts what a run is asked to do."""
 
 import hashlib
 import re
-from typing import Literal
-
-import msgspec
 
 from holdfast import cards, expectations, preflight
 from holdfast.books import Books
 from holdfast.config import Limits
-from holdfast.expectations import Expected
-from holdfast.kernel.wire import Script
-from holdfast.model import Mode, Preflight
+from holdfast.model import Preflight
 from holdfast.paths import to_text
 from holdfast.records import Finding, Flow, Input, RunCard
+from holdfast.requests import RunRequest
 from holdfast.state import State
 
 _PATTERN = re.compile(r"[*?\[]")
 _MANY = 1_000
-
-
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as a caller wants it."""
-
-    code: str
-    kind: Literal["cell", "command"] = "cell"
-    timeout_s: float = 60.0
-    mode: Mode | None = None
-    goal: str = ""
-    inputs: list[str] = []
-    outputs: list[Expected] = []
-    asserts: list[str] = []
-    key: str | None = None
-    retry: bool = False
-    """Run again though the recorded run was rolled back by its own code."""
-    expect: str | None = None
-    """State the caller believes in; we never run on another."""
-    rehearse: bool = False
-    preflight: Preflight | None = None
-    silent: bool = False
-    script: Script | None = None
-    """It is a file that is run, and not a cell."""
-    run: str = ""
-    """The id of a plan that was made before."""
-
-    def digest(self) -> str:
-        """Of all that makes two requests with one key the same."""
-        outputs = [msgspec.json.encode(expected).decode() for expected in self.outputs]
-        same = [self.kind, self.code, *self.inputs, "", *outputs, "", *self.asserts]
-        same += ["", self.script.file, *self.script.arguments] if self.script else []
-        return hashlib.sha256(msgspec.msgpack.encode(same)).hexdigest()
 
 
 def plan(

@@ -9,8 +9,8 @@ from holdfast import checks as checking
 from holdfast.causes import bound_names
 from holdfast.computer import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
-from holdfast.planning import RunRequest
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
+from holdfast.requests import RunRequest
 
 _MESSAGE = 2_000
 _MOST_NAMES = 10_000

@@ -8,14 +8,10 @@ made for one call are needed only while that call may be sent again: the latest 
 
 from collections.abc import Sequence
 
-from holdfast.books import Books
+from holdfast.books import KEPT_VERSIONS, Books
 from holdfast.config import Limits
 from holdfast.records import Change
 from holdfast.store.rows import DropResults
-
-KEPT_VERSIONS = 20
-"""Versions that changed a file; those that changed none cost nothing and are not counted."""
-
 
 KEPT_CALLS = 50
 """A client sends a call again for ten seconds. One that comes later than all these is refused, and nothing runs."""

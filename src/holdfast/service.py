@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import environments
+from holdfast import environments, strays
 from holdfast.api import SessionInfo
 from holdfast.books import Books
 from holdfast.computer import Computer
@@ -300,7 +300,7 @@ class Service:
             async with AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
                 steps.callback(self.home.release)
                 steps.push_async_callback(self.journal.close)
-                steps.push_async_callback(anyio.to_thread.run_sync, self.node.tree.remove)
+                steps.push_async_callback(strays.remove, self.node.tree)
                 steps.push_async_callback(self.node.close)
                 for session in [*self._sessions.values(), *self._spares.values()]:
                     keep = bool(session.books.row.settings.get("keep"))

@@ -23,7 +23,7 @@ from holdfast.kernel.conduct import Stop
 from holdfast.kernel.output import log_file
 from holdfast.model import Completions, Mode, Name, Preflight, StreamName
 from holdfast.once import Once
-from holdfast.planning import RunRequest
+from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import settle_open
 from holdfast.store.rows import DropSession
@@ -31,8 +31,6 @@ from holdfast.store.rows import DropSession
 _MOST_PLANS = 100
 _PLANS_BYTES = 32 << 20
 """Of all plans of a session together; the oldest go first."""
-_TEXT_BYTES = 64
-"""What a text costs beside its characters."""
 _REPLY_FIRST_S = 0.002
 """Two threads share one interpreter: the reply gets to the caller before we go on with what he need not wait for."""
 _QUICK_S = 10.0
@@ -303,23 +301,6 @@ class LiveSession:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise SessionClosed(f"session {self.id} is closed", hint="open a new session")
-
-
-def check_text(code: str) -> None:
-    try:
-        code.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidSetting(
-            f"the code is no text: {error.reason} at character {error.start:,}",
-            hint="remove the lone surrogate (decode the bytes it came from with errors='replace')",
-        ) from error
-
-
-def weight(request: RunRequest) -> int:
-    """About how many bytes are held with a request."""
-    texts = [request.code, request.key or "", request.expect or "", *request.inputs, *request.asserts]
-    texts += [text for expected in request.outputs for text in (expected.path, *expected.columns)]
-    return sum(len(text) + _TEXT_BYTES for text in texts)
 
 
 def new_id(kind: str) -> str:

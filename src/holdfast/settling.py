@@ -142,7 +142,10 @@ def _publish_files(
     stage = workspace.stage_path(verified.stage)
     crashpoint("settle.publish.before")
     try:
-        theirs = publish(stage, workspace.files, verified.changes, books.blobs, redo=redo, same_inode=same_inode)
+        theirs = publish(
+            stage, workspace.files, verified.changes, books.blobs,
+            redo=redo, intact=workspace.intact, same_inode=same_inode,
+        )  # fmt: skip
     except OSError as error:
         if workspace.shared is None:
             raise
@@ -212,7 +215,7 @@ def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
     crashpoint("settle.saved.before")
     stage = books.workspace.stage_path(books.workspace.new_stage())
     fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
-    publish(stage, books.workspace.files, changes, books.blobs, redo=True)
+    publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
     if books.workspace.shared is None:
         books.workspace.intact.remember(changes)
     write_manifest(books, after)

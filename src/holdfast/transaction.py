@@ -19,32 +19,32 @@ import msgspec
 from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, keeps_memory, with_fate
 from holdfast.computer import Aftermath, Computer, Execution
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, RehearsalUnavailable, SessionHalted
+from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
-from holdfast.planning import RunRequest
+from holdfast.plans import Plan, card_of
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, Planned, RunCard, Settled, Verified
+from holdfast.records import Change, Check, Executed, RunCard, Settled, Verified
+from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
-from holdfast.sessions import LiveSession, check_text, new_id
+from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.store.rows import AnyWrite
-from holdfast.verification import Verdict, as_found, changed_outside, reads_files, touched, verify
+from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
 
 Kept = Literal["committed", "kept"]
 
 
 async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
     """Execute a request exactly as planned, to its end."""
-    _refuse_nonsense(session, request)
+    refuse_nonsense(request, session.limits)
     if request.key is None:
         async with session.turn() as computer:
             return await _Transaction(session, computer, request, attempt=1).run(emit, ask)
@@ -58,10 +58,10 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
 
 async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     """The card of a run that has not been asked for yet."""
-    _refuse_nonsense(session, request)
+    refuse_nonsense(request, session.limits)
     await session.wait_settled()
     await recovery.refuse_if_moved(session.books, request.expect)
-    return (await as_found(session.books, _card(session, request, run=new_id("run"), attempt=1)))[0]
+    return (await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1)))[0]
 
 
 class _Transaction:
@@ -74,32 +74,28 @@ class _Transaction:
         self.request = request
         self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
-        self.attempt = attempt
+        self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
         self.saves = Savepoints(self.books, computer, self.id)
-        self.outside: list[str] = []
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
         self.is_back = False
         """Memory and files are as before."""
-        self.card: RunCard
-        self.planned: Planned
-        self.is_planned = False
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
         await recovery.refuse_if_moved(self.books, self.request.expect)
-        self.outside = await changed_outside(self.books, self.computer)
+        self.plan.outside = await changed_outside(self.books, self.computer)
         if self.request.rehearse:
-            await self._make_card()
+            await self.plan.make()
             return await self._rehearse(emit)
         if (self.request.preflight or self.session.preflight) == "block":
-            await self._begin(watched=emit is not None)
-            if missing := planning.missing(self.card):
+            await self.plan.begin(watched=emit is not None)
+            if missing := planning.missing(self.plan.card):
                 with anyio.CancelScope(shield=True):
                     return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
-        execution = await self._execute(emit, ask, meanwhile=lambda: self._begin(watched=emit is not None))
+        execution = await self._execute(emit, ask, meanwhile=lambda: self.plan.begin(watched=emit is not None))
         crashpoint("run.executed")
         self.books.executed.add(self.id)
         try:
@@ -112,46 +108,13 @@ class _Transaction:
             raise execution.given_up
         return ended
 
-    # -- plan and execute --------------------------------------------------------------------------------------
-
-    async def _make_card(self) -> None:
-        self.card = _card(self.session, self.request, run=self.id, attempt=self.attempt)
-        bound_names(self.request.code)  # for later, while there is time
-        if reads_files(self.card):
-            with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
-                self.card, strange = await as_found(self.books, self.card)
-            self.outside += strange
-
-    async def _begin(self, *, watched: bool) -> None:
-        """The plan, and its record, which is not waited for: until `Verified` nothing lasts, and that is written after
-        it. A plan that cannot stop the run is made while the guest is at it already."""
-        if self.is_planned:
-            return
-        await self._make_card()
-        self._note_plan(at_once=watched or self.request.key is not None or bool(self.books.watchers))
-        crashpoint("run.planned")
+    # -- execute -----------------------------------------------------------------------------------------------
 
     async def _refuse_if_unplanned(self, execution: Execution) -> None:
         """A fault of ours, and nothing that ran without a plan stays."""
-        if not self.is_planned:
+        if not self.plan.is_noted:
             await self.session.roll_back(alive=False, cause="the run could not be planned", run=self.id)
             raise execution.given_up or RuntimeError("a run without a plan")
-
-    def _note_plan(self, *, at_once: bool) -> None:
-        self.planned = Planned(
-            run=self.id,
-            at=time.time(),
-            card=self.card,
-            code=self.request.code,
-            kind=self.request.kind,
-            request_sha256=self.request.digest(),
-        )
-        self.is_planned = True
-        writes: list[AnyWrite] = [*self.books.note(self.planned), *once.claim(self.planned)]
-        if at_once:
-            self.books.journal.append_nowait(*writes)
-        else:
-            self.books.journal.append_soon(*writes)
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         turn = self.computer.next_turn()
@@ -188,8 +151,8 @@ class _Transaction:
         if error is not None and error.code == "syntax":  # nothing was started
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
             return await self._end_rolled_back(execution, error, untouched)
-        verdict = await verify(self.books, self.computer, self.request, self.card)
-        self.outside += [path for path in verdict.strange if path not in self.outside]
+        verdict = await verify(self.books, self.computer, self.request, self.plan.card)
+        self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
         crashpoint("run.verified")
         if not verdict.passed:
             return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
@@ -208,7 +171,7 @@ class _Transaction:
         await self.computer.sweep()  # it may be its layer that fills the disk
         try:
             if not records:  # its plan was in the commit that failed
-                self._note_plan(at_once=False)
+                self.plan.note(at_once=False)
             if not (records and isinstance(records[-1], Settled)):
                 await settle(self.books, self.id, reason=error.message, blame="system")
         except HoldfastError as again:
@@ -239,7 +202,7 @@ class _Transaction:
         )
         after = state_after(self.before, verified)
         facts = msgspec.structs.replace(
-            facts_of(self.planned, done, self.before, after),
+            facts_of(self.plan.record, done, self.before, after),
             status=status,
             changes=in_data(verdict.changes),
             checks=verdict.checks,
@@ -255,7 +218,7 @@ class _Transaction:
             Ending(
                 status=status, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
                 aftermath=kept, error=error, changes=verdict.changes, names=names, checks=verdict.checks,
-                saved=self.saves.paths, outside=self.outside,
+                saved=self.saves.paths, outside=self.plan.outside,
             ),
         )  # fmt: skip
         settlement = await self._write_down(done, verified, ended)
@@ -311,7 +274,7 @@ class _Transaction:
             execution,
             Ending(
                 status="rolled_back", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
-                aftermath=aftermath, error=error, checks=verdict.checks, outside=self.outside,
+                aftermath=aftermath, error=error, checks=verdict.checks, outside=self.plan.outside,
             ),
         )  # fmt: skip
 
@@ -337,7 +300,7 @@ class _Transaction:
         except DiskFull:
             await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
-                self._note_plan(at_once=False)
+                self.plan.note(at_once=False)
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_soon(*self.books.note(self.done))
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
@@ -368,7 +331,7 @@ class _Transaction:
         alive, verdict, cause = execution.outcome.finished is not None, Verdict(), "a rehearsal lost its snapshot"
         try:
             if alive:
-                verdict = await verify(self.books, self.computer, self.request, self.card)
+                verdict = await verify(self.books, self.computer, self.request, self.plan.card)
         finally:
             aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
         names = names_after(self.request, execution, self.before.live(), run=self.id)
@@ -378,12 +341,12 @@ class _Transaction:
             Ending(
                 status="rehearsed", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
                 aftermath=aftermath, error=execution.error, changes=verdict.changes, names=names,
-                checks=verdict.checks, outside=self.outside,
+                checks=verdict.checks, outside=self.plan.outside,
             ),
         )  # fmt: skip
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
-        return result(self.card, execution, ending, memory_cap=self.computer.memory_cap)
+        return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
 
 
 def _blame(execution: Execution | None) -> Blame:
@@ -392,31 +355,3 @@ def _blame(execution: Execution | None) -> Blame:
         return "user"
     stop = execution.outcome.stop
     return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"
-
-
-def _card(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:
-    return planning.plan(
-        session.books,
-        request,
-        run=run,
-        limits=session.limits,
-        environment=session.computer.environment.fingerprint,
-        policy=request.preflight or session.preflight,
-        attempt=attempt,
-    )
-
-
-def _refuse_nonsense(session: LiveSession, request: RunRequest) -> None:
-    columns = [column for expected in request.outputs for column in expected.columns]
-    script = [request.script.file, *request.script.arguments] if request.script else []
-    for text in (request.code, request.goal, request.key or "", *request.asserts, *columns, *script):
-        check_text(text)
-    if len(request.code.encode()) > session.limits.code_bytes:
-        raise InvalidSetting(
-            f"the cell is larger than {session.limits.code_bytes:,} bytes",
-            hint="put data in a file under /mnt/data and read it from there",
-        )
-    if request.key is not None and not 0 < len(request.key) <= 200:
-        raise InvalidSetting("a key has 1 to 200 characters", hint="derive it from what the run does")
-    if request.retry and request.key is None:
-        raise InvalidSetting("retry= goes with key=", hint="name the key whose run is to be tried again")

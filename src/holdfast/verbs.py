@@ -15,9 +15,9 @@ from holdfast.errors import InvalidSetting, RunUnknown, SessionHalted
 from holdfast.expectations import Declared, PathLike
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import HistoryEntry, Mode, Preflight, Recovery, Run
-from holdfast.planning import RunRequest
 from holdfast.receipts import receipt
 from holdfast.records import Planned, RunCard
+from holdfast.requests import RunRequest
 from holdfast.sessions import LiveSession
 from holdfast.store.sqlite import Store
 

@@ -16,8 +16,8 @@ from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.paths import to_bytes, to_text
-from holdfast.planning import RunRequest
 from holdfast.records import Change, Check, FileEntry, Input, RunCard
+from holdfast.requests import RunRequest
 from holdfast.resources.descent import Cursor, Parts
 from holdfast.resources.layers import Unreadable, read_changes
 from holdfast.sandbox.mounts import DIRECTORIES
@@ -66,7 +66,9 @@ async def _compared(books: Books, request: RunRequest, card: RunCard, changes: l
     replaced = [change.path for change in changes if change.before and change.area == "data"]
     strange = list(await changed_on_host(books, [*_named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
-    found = [*_compare(books, request, card, changes), *checks.from_strangers(strange), *disturbed]
+    lost = [path for path in strange if (was := books.state.files.get(path)) and not books.blobs.has(was.sha256)]
+    told = checks.from_strangers(strange, lost=lost)
+    found = [*_compare(books, request, card, changes), *told, *disturbed]
     return Verdict(checks=found, strange=strange)
 
 

@@ -28,7 +28,7 @@ from holdfast.resources.descent import Parts, open_file
 from holdfast.resources.handles import staged_databases
 from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
-from holdfast.resources.restoring import fill_stage, plan_removal, plan_restore, put_file, undo
+from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_file, undo
 from holdfast.results import in_data
 from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, facts_of, settle, state_after
@@ -36,6 +36,7 @@ from holdfast.statements import statement
 from holdfast.store.sqlite import Store
 from holdfast.verification import changed_on_host, changed_outside
 
+_MOST_NAMED = 10
 _MOST_RUNS = 1_000
 """That are asked which names they bound."""
 Fill = Callable[[Path], list[Change]]
@@ -147,14 +148,13 @@ async def restore(session: LiveSession, ckpt: str) -> Written:
     books = session.books
     await session.wait_settled()
     target, rows = await resolve(books, ckpt)
-    _refuse_if_too_old(books, target)
+    await books.in_thread(lambda: _plan_back(books, target))  # refused before anything is begun
     later = [row.run for row in rows if row.version > target.version]
     names = await books.read(lambda store: _names_of(store, later))
     lost = {name for reset in books.losses if reset.generation > target.generation for name in reset.names}
 
     def fill(stage: Path) -> list[Change]:
-        _refuse_if_too_old(books, target)
-        changes = plan_restore(books.state.files, files_at(books, target.version))
+        changes = _plan_back(books, target)
         fill_stage(stage, changes, books.blobs, owner=session.workspace.owner)
         return changes
 
@@ -164,12 +164,22 @@ async def restore(session: LiveSession, ckpt: str) -> Written:
     return msgspec.structs.replace(written, names_not_restored=sorted(names | lost))
 
 
-def _refuse_if_too_old(books: Books, target: Ckpt) -> None:
+def _plan_back(books: Books, target: Ckpt) -> list[Change]:
+    """What leads to a version; refused if not all of it is kept."""
     if target.version < books.oldest:
         raise CkptUnknown(
             f"the files of version {target.version} are not kept any more",
             hint=f"the oldest that can be brought back is version {books.oldest}",
         )
+    changes = plan_restore(books.state.files, files_at(books, target.version))
+    if gone := not_kept(changes, books.blobs):
+        names = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
+        raise CkptUnknown(
+            f"of the files of version {target.version} {names} cannot be brought back: what was committed is not kept "
+            "(it is too old, or was changed on the host, past Holdfast, before a run replaced it)",
+            hint="restore a version that has them with another content, or read what is there now",
+        )
+    return changes
 
 
 def _names_of(store: Store, runs: Sequence[str]) -> set[str]:

@@ -72,9 +72,9 @@ def control():
     raise RuntimeError("no way to the host")
 
 def forge(message):
-    from holdfast.kernel import wire
+    from holdfast.kernel import framing
     gate = control()
-    for packet in wire.packets(message):
+    for packet in framing.packets(message):
         gate.send(packet)
 """
 

@@ -180,8 +180,8 @@ threading.Thread(target=flood, daemon=True).start()
 def test_descriptors_sent_to_the_host_do_not_stay_there(session, attack):
     before = len(os.listdir("/proc/self/fd"))
     attack("""
-        from holdfast.kernel import wire
-        packet = wire.packets(wire.Cleared())[0]
+        from holdfast.kernel import framing, wire
+        packet = framing.packets(wire.Cleared())[0]
         gate = control()
         files = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
         for _ in range(40):
@@ -210,11 +210,11 @@ def test_a_child_that_speaks_for_the_kernel_is_not_mistaken_for_it(session, tool
     tools.storm(
         session,
         """
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 import time
 gate = control()
 if os.fork() == 0:
-    for packet in wire.packets(wire.Cleared()): gate.send(packet)
+    for packet in framing.packets(wire.Cleared()): gate.send(packet)
     os._exit(0)
 os.wait()
 """,
@@ -284,9 +284,9 @@ def test_a_guest_that_stops_listening_cannot_hold_a_run_past_its_deadline(sessio
 def test_a_guest_that_asks_and_does_not_read_cannot_hold_a_run_past_its_deadline(session, tools, message):
     attack = f"""
 import signal
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-gate, packets = control(), list(wire.packets(wire.{message}))
+gate, packets = control(), list(framing.packets(wire.{message}))
 while True:
     for packet in packets: gate.send(packet)
 """

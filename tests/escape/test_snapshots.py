@@ -397,13 +397,13 @@ def test_a_kernel_that_says_snapped_and_takes_none_is_unprotected(session: Sessi
 def test_a_child_may_pose_as_the_snapshot_and_gains_nothing(session: Session) -> None:
     """It is the guest's own code either way: confined, counted, and reported truly by the run after it."""
     attack(session, """
-        from holdfast.kernel import wire
+        from holdfast.kernel import framing, wire
         def take(self):
             pid = os.fork()
             if pid == 0:
                 wake.send(b"asleep")
                 wake.recv(64)
-                control.send(wire.packets(wire.Woken(pid=os.getpid()))[0])
+                control.send(framing.packets(wire.Woken(pid=os.getpid()))[0])
                 os.execvp("sleep", ["sleep", "1000"])
             return wire.Snapped(pid=pid)
         snapshots.__class__.take = take
@@ -867,14 +867,14 @@ def test_a_woken_version_is_as_confined_as_any_kernel(undoing: Session) -> None:
 
 def test_a_child_that_poses_as_a_version_is_found_out(undoing: Session) -> None:
     attack(undoing, """
-        from holdfast.kernel import wire
+        from holdfast.kernel import framing, wire
         def take(self):
             pid = os.fork()
             if pid == 0:
                 wake.send(b"asleep")
                 bed = socket.socket(fileno=socket.recv_fds(wake, 64, 1)[1][0])
                 bed.send(b"asleep"); bed.recv(64)
-                control.send(next(wire.packets(wire.Woken(pid=os.getpid()))))
+                control.send(next(framing.packets(wire.Woken(pid=os.getpid()))))
                 os.execvp("sleep", ["sleep", "1000"])
             return wire.Snapped(pid=pid)
         snapshots.__class__.take = take

@@ -11,7 +11,7 @@ from holdfast.config import Limits, Settings
 from holdfast.jobs import OpenJob
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
-from holdfast.planning import RunRequest
+from holdfast.requests import RunRequest
 from holdfast.resources.publish import publish
 
 

@@ -1,14 +1,17 @@
 """restore: the files of an earlier version come back, as a new version, and its memory where a snapshot of it sleeps;
 what cannot come back is named."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
+from holdfast.books import KEPT_VERSIONS
+from holdfast.config import default_home
 from holdfast.errors import CkptUnknown, InvalidSetting, StateMoved
-from holdfast.retention import KEPT_VERSIONS
 
 TRANSPORTS = True
 
@@ -107,6 +110,72 @@ def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, An
         again.restore(begun)
         assert again.files() == []
         assert ok(again.run("__import__('os').listdir()")).text == "[]"
+
+
+# -- past us -------------------------------------------------------------------------------------------------------
+
+
+def home_of(session: Session) -> Path:
+    return default_home() / "sessions" / session.id
+
+
+def edit(committed: Path) -> None:
+    committed.write_text("edited")
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("meddle", [edit, Path.unlink], ids=["edited", "removed"])
+def test_what_somebody_changed_on_the_host_costs_the_versions_that_had_it_and_no_other(
+    session: Session, meddle: Callable[[Path], None]
+) -> None:
+    begun = session.ckpt
+    one = session.write("f", "1")
+    session.write("g", "1")
+    two = session.write("f", "2")
+    meddle(home_of(session) / "files/data/f")
+    run = ok(session.run("for name in 'fg': open(name, 'w').write('3')"))
+
+    assert run.outside == ["f"]
+    (check,) = [check for check in run.checks if check.name == "outside"]
+    assert "what was committed of f is lost, and no restore brings it back" in check.detail
+    with pytest.raises(CkptUnknown) as error:
+        session.restore(two.ckpt)
+    assert f"of the files of version {two.version} f cannot be brought back" in error.value.message
+    assert (contents(session), session.ckpt) == ({"f": b"3", "g": b"3"}, run.ckpt), "nothing was begun"
+    session.restore(one.ckpt)
+    assert contents(session) == {"f": b"1"}
+    session.restore(run.ckpt)
+    assert contents(session) == {"f": b"3", "g": b"3"}
+    session.restore(begun)
+    assert session.files() == []
+    for blob in home_of(session).glob("blobs/??/*"):
+        assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_what_was_lost_on_the_host_is_lost_for_whoever_resumes_and_nothing_else_is() -> None:
+    with Session(memory="512M", timeout=30) as first:
+        kept = first.id
+        one = first.write("f", "1")
+        two = first.write("f", "2")
+        (home_of(first) / "files/data/f").write_text("edited")
+        ok(first.run("open('f', 'w').write('3')"))
+        first.close(keep=True)
+    with Session(resume=kept) as again:
+        with pytest.raises(CkptUnknown, match="f cannot be brought back"):
+            again.restore(two.ckpt)
+        again.restore(one.ckpt)
+        assert contents(again) == {"f": b"1"}
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_a_file_with_two_names_that_was_edited_on_the_host_halts_nothing(session: Session) -> None:
+    ok(session.run("import os; open('f', 'w').write('1'); os.link('f', 'other')"))
+    edit(home_of(session) / "files/data/f")
+    run = ok(session.run("os.remove('f')"))
+
+    assert (run.status, run.outside) == ("committed", ["f"])
+    assert ok(session.run("open('other').read()")).text == "'edited'"
 
 
 # -- memory too ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What a guest saw is what is committed; and a publish that was cut short anywhere ends in the same tree."""
 
+import hashlib
 import itertools
 import os
 import random
@@ -100,6 +101,21 @@ def test_old_contents_are_kept_by_their_digest(disk: Disk) -> None:
     assert disk.blobs.digests() == {old[path] for path in kept}
     with disk.blobs.open(old["edit"]) as file:
         assert file.read() == b"edit"
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_what_was_edited_past_us_is_kept_under_no_false_digest(redo: bool, disk: Disk) -> None:
+    disk.commit(
+        "for name in ('edited', 'plain', 'gone', 'two'): open(name, 'w').write('old ' + name)\nos.link('two', 'b')"
+    )
+    disk.run("for name in ('edited', 'plain', 'two'): open(name, 'a').write('!')\nos.unlink('gone')")
+    changes = disk.changes()
+    for name in ("edited", "gone", "two"):
+        (disk.files / "data" / name).write_text("by somebody else")
+    disk.publish(changes, redo=redo)
+
+    assert disk.blobs.digests() == {hashlib.sha256(b"old plain").hexdigest()}
+    assert (disk.files / "data/edited").read_text() == "old edited!"
 
 
 def test_nothing_is_kept_if_no_older_version_is(disk: Disk) -> None:

@@ -13,7 +13,7 @@ import pytest
 from holdfast import kit
 from holdfast.guest import saving
 from holdfast.guest.channel import Channel
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.kit import inside
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # what forks here only saves and exits
@@ -30,10 +30,10 @@ class Host:
         self.guest = guest
 
     def next(self) -> wire.KernelMessage:
-        return _decoder.decode(self.sock.recv(wire.PACKET_BYTES + 1)[1:])
+        return _decoder.decode(self.sock.recv(framing.PACKET_BYTES + 1)[1:])
 
     def send(self, message: wire.Message) -> None:
-        for packet in wire.packets(message):
+        for packet in framing.packets(message):
             self.sock.send(packet)
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 import msgspec
 
 from holdfast.guest.signals import SIGINT, set_handler
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 
 MAX_MESSAGE_BYTES = 32 << 20
 """The host takes no larger message; what is larger is left out here, with a word about it."""
@@ -26,10 +26,10 @@ class Channel:
         # Bound now: a cell that patches `socket.socket` for its own tests must not cut us off.
         self._keep, self._send, self._receive = sock, sock.send, sock.recv
         self._lock = threading.Lock()
-        self._assembler = wire.Assembler(max_bytes=1 << 30)  # the host is trusted
+        self._assembler = framing.Assembler(max_bytes=1 << 30)  # the host is trusted
 
     def send(self, message: wire.Message) -> None:
-        packets = wire.packets(message)
+        packets = framing.packets(message)
         if len(packets) == 1:
             with self._lock:
                 self._send(packets[0])
@@ -40,7 +40,7 @@ class Channel:
 
     def receive(self) -> wire.HostRequest | None:
         """The next request; None when the host has hung up."""
-        while packet := self._receive(wire.PACKET_BYTES + 1):
+        while packet := self._receive(framing.PACKET_BYTES + 1):
             body = self._assembler.feed(packet)
             if body is not None:
                 return _decoder.decode(body)

@@ -22,7 +22,7 @@ from holdfast.guest.shell import GuestShell, refuse_input
 from holdfast.guest.signals import IGNORE, SIGINT, set_handler, unblock
 from holdfast.guest.snapshots import Snapshots
 from holdfast.guest.streams import StandardStreams
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 
 _MAX_THREADS_NAMED = 100
 _MEMORY = int(wire.MEMORY_SIGNAL)
@@ -109,7 +109,7 @@ class Guest:
         self._streams.restore()
         result = wire.Shown(kind="result", data=wire.Mime(text={"text/plain": "2"}))
         for message in (result, self._finished(0, threads=_living_threads())):
-            wire.packets(message)
+            framing.packets(message)
 
     def _describe_names(self, *, bare: bool) -> wire.Named:
         return wire.Named(names=namespace.describe(self._shell.user_ns, self._shell.user_ns_hidden, bare=bare))

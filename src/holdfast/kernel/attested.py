@@ -3,7 +3,7 @@
 import socket
 import struct
 
-from holdfast.kernel import wire
+from holdfast.kernel import framing
 
 _CREDENTIALS = struct.Struct("iii")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -13,7 +13,7 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
     """One packet and the pid of its sender, as our pid namespace numbers it."""
     data, ancillary, flags, _ = sock.recvmsg(size, _ROOM)
     if flags & socket.MSG_TRUNC:
-        raise wire.ProtocolViolation("a packet that is too long")
+        raise framing.ProtocolViolation("a packet that is too long")
     for level, kind, value in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return data, _CREDENTIALS.unpack(value)[0]

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import anyio
 
-from holdfast.kernel import wire
+from holdfast.kernel import framing
 from holdfast.kernel.attested import receive
 from holdfast.kernel.happenings import Snapshot
 from holdfast.kernel.pidfds import Pidfds
@@ -49,7 +49,7 @@ class Beds:
             with theirs, suppress(OSError):
                 rights = array.array("i", [theirs.fileno()])
                 self._wake.sendmsg([b"bed"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            with anyio.move_on_after(_LYING_DOWN_S), suppress(OSError, wire.ProtocolViolation):
+            with anyio.move_on_after(_LYING_DOWN_S), suppress(OSError, framing.ProtocolViolation):
                 await anyio.wait_readable(ours)
                 lies = receive(ours, 64) == (b"asleep", snapshot.pid)
         finally:

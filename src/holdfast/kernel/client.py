@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import anyio
 import msgspec
 
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.kernel.attested import number_inside, receive
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
@@ -70,7 +70,7 @@ class Kernel:
         self._control = control
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
-        self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
+        self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._epoll = select.epoll()
         for sock in (control, reports, wake):
             sock.setblocking(False)
@@ -122,12 +122,12 @@ class Kernel:
     async def send(self, message: wire.Message) -> None:
         """Give the kernel a request. A kernel that is gone is noticed by `wait`, not here."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            for packet in wire.packets(message):
+            for packet in framing.packets(message):
                 await self._send_packet(packet)
 
     def send_nowait(self, message: wire.Message) -> bool:
         """The same without waiting; False: it does not fit at once, and nothing was sent."""
-        packets = wire.packets(message)
+        packets = framing.packets(message)
         if len(packets) > 1:
             return False
         try:
@@ -285,7 +285,7 @@ class Kernel:
             await anyio.wait_readable(self._epoll)
             try:
                 word, pid = receive(self._wake, 64)
-            except wire.ProtocolViolation:
+            except framing.ProtocolViolation:
                 continue
             except BlockingIOError:
                 events = self.collect()  # which hands out `_early` and begins a new one
@@ -299,10 +299,10 @@ class Kernel:
 
     def _discard_leftovers(self) -> None:
         """What the dead kernel sent and nobody read, whole or in part."""
-        self._assembler = wire.Assembler(max_bytes=MAX_MESSAGE_BYTES)
+        self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._early = [event for event in self._early if isinstance(event, Printed)]
-        with suppress(OSError, wire.ProtocolViolation):
-            while receive(self._control, wire.PACKET_BYTES + 1)[0]:
+        with suppress(OSError, framing.ProtocolViolation):
+            while receive(self._control, framing.PACKET_BYTES + 1)[0]:
                 pass
         with suppress(FileExistsError):
             self._epoll.register(self._control.fileno(), select.EPOLLIN)
@@ -331,20 +331,20 @@ class Kernel:
         messages: list[Happening] = []
         try:
             for _ in range(_MESSAGES_PER_ROUND):
-                packet, pid = receive(self._control, wire.PACKET_BYTES + 1)
+                packet, pid = receive(self._control, framing.PACKET_BYTES + 1)
                 if not packet:
                     self._forget_socket(self._control)
                     return [*messages, Gone("it closed its control socket")]
                 self.pid = self.pid or self._pidfds.meet(pid)
                 body = self._assembler.feed(packet)
                 if body is not None:
-                    messages.append(wire.decode(body, _decoder))
+                    messages.append(framing.decode(body, _decoder))
         except (BlockingIOError, InterruptedError):
             pass
         except ConnectionResetError:
             self._forget_socket(self._control)
             messages.append(Gone("it closed its control socket"))
-        except wire.ProtocolViolation as violation:
+        except framing.ProtocolViolation as violation:
             self._forget_socket(self._control)
             messages.append(Gone(f"it broke the protocol ({violation})"))
         return messages

@@ -16,7 +16,7 @@ import traceback
 
 import msgspec
 
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.sandbox import linux, mounts, namespaces, overlay
 
 _decoder: "msgspec.msgpack.Decoder[wire.StartZygote | wire.Stage]" = msgspec.msgpack.Decoder(
@@ -33,7 +33,7 @@ def main() -> None:
     try:
         namespaces.enter_outer(as_root=os.geteuid() == 0)
     except OSError as error:
-        wire.send_with_fds(control, wire.Refused(reason=str(error)), [])
+        framing.send_with_fds(control, wire.Refused(reason=str(error)), [])
         sys.exit(1)
     if os.fork() == 0:
         _keep(control, host)
@@ -45,7 +45,7 @@ def _keep(control: socket.socket, host: int) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    wire.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
+    framing.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(host, select.POLLIN)
@@ -63,14 +63,14 @@ def _reap(control: socket.socket) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             if pid in _stagers and status != 0:  # it answers, or ends otherwise than by 0
-                wire.send_with_fds(control, wire.Refused(reason="whoever was to mount it died"), [])
+                framing.send_with_fds(control, wire.Refused(reason="whoever was to mount it died"), [])
             _stagers.discard(pid)
     except ChildProcessError:
         pass
 
 
 def _answer(control: socket.socket) -> None:
-    body, fds = wire.receive_with_fds(control)
+    body, fds = framing.receive_with_fds(control)
     if not body:
         os._exit(0)
     request = _decoder.decode(body)
@@ -82,7 +82,7 @@ def _answer(control: socket.socket) -> None:
     if isinstance(request, wire.Stage):
         _stagers.add(pid)
     else:
-        wire.send_with_fds(control, wire.Forked(pid=pid), [])
+        framing.send_with_fds(control, wire.Forked(pid=pid), [])
 
 
 def _carry_out(control: socket.socket, request: wire.StartZygote | wire.Stage, fds: list[int]) -> None:
@@ -102,7 +102,7 @@ def _stage(control: socket.socket, request: wire.Stage, fds: list[int]) -> None:
             overlay.replace(request.directory, request.stage, request.shared, init=init)
         except OSError as error:
             reply = wire.Refused(reason=f"{type(error).__name__}: {error}")
-        wire.send_with_fds(control, reply, [])
+        framing.send_with_fds(control, reply, [])
         os._exit(0)
     finally:
         os._exit(1)

@@ -24,7 +24,7 @@ from holdfast.guest import renames
 from holdfast.guest.main import Guest
 from holdfast.guest.shell import GuestShell, make_shell
 from holdfast.guest.snapshots import Snapshots
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.sandbox import linux, mounts, namespaces, pid1, seccomp
 from holdfast.sandbox.confine import confine_init, confine_kernel, confine_session
 
@@ -57,15 +57,15 @@ def main() -> None:
     gc.freeze()
     own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions that ended are reaped by Linux itself
-    wire.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
+    framing.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
     while True:
-        body, fds = wire.receive_with_fds(control)
+        body, fds = framing.receive_with_fds(control)
         if not body:
             os._exit(0)
         reply = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
         for fd in fds:
             os.close(fd)
-        wire.send_with_fds(control, reply, [])
+        framing.send_with_fds(control, reply, [])
 
 
 def _warm_up() -> GuestShell:

@@ -19,12 +19,14 @@ from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
 from holdfast.home import Home
-from holdfast.kernel import wire
+from holdfast.kernel import framing, wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.sandbox.mounts import SHARED
 from holdfast.sandbox.overlay import OverlayUnavailable
+from holdfast.strays import discard
 
 _START_TIMEOUT_S = 300.0
 """The zygote imports a gigabyte of libraries: seconds on most machines, minutes on a slow disk or starved processor."""
@@ -50,10 +52,10 @@ class Incarnation(msgspec.Struct, frozen=True):
     kernel: Kernel
     cgroup: cgroups.Cgroup
 
-    async def end(self) -> None:
-        """Kill all of it and leave nothing behind."""
+    async def end(self, *, patience_s: float = DEATH_S) -> None:
+        """Kill all of it and leave nothing behind. Raises ProcessStuck."""
         self.kernel.close()
-        await anyio.to_thread.run_sync(_discard, self.cgroup)
+        await discard(self.cgroup, patience_s=patience_s)
 
 
 class LocalNode:
@@ -130,7 +132,7 @@ class LocalNode:
             kernel = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(_discard, cgroup)
+                await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup)
@@ -252,7 +254,7 @@ class Line:
         # Shielded: an answer that nobody waited for would be taken for the next one's.
         async with self._turn, _shielded():
             try:
-                wire.send_with_fds(self._sock, request, fds)
+                framing.send_with_fds(self._sock, request, fds)
             except OSError as error:
                 raise LineBroken(str(error)) from error
             return await self.receive(timeout_s=timeout_s)
@@ -261,14 +263,14 @@ class Line:
         with anyio.fail_after(timeout_s):
             await anyio.wait_readable(self._sock)
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(wire.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
+            packet, ancillary, _, _ = self._sock.recvmsg(framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
         except OSError as error:
             raise LineBroken(str(error)) from error
         if not packet:
             raise LineBroken("it closed the line")
         # By its first answer: later ones may come from a child that it had do the work, and that is gone by now.
         self.peer_pid = self.peer_pid or int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
-        answer = wire.decode(packet[1:], _decoder)
+        answer = framing.decode(packet[1:], _decoder)
         if isinstance(answer, wire.Refused):
             raise _refusal(answer.reason.strip())
         return answer
@@ -368,12 +370,6 @@ def _make_kernel() -> tuple[Kernel, list[int]]:
 
 def _packet_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _discard(cgroup: cgroups.Cgroup) -> None:
-    cgroup.thaw()
-    cgroup.kill_all()
-    cgroup.remove()
 
 
 def _wait_gone(pid: int) -> None:

@@ -41,6 +41,10 @@ class Intact:
                     if cursor.go(parent) and (status := look(name, dir_fd=cursor.fd)) is not None:
                         self._signs[change.path] = sign_of(status)
 
+    def knows(self, path: str, status: os.stat_result) -> bool:
+        """Whether a file has the sign of what is committed."""
+        return self._signs.get(path) == sign_of(status)
+
     def unsure(self, paths: Iterable[str], known: Mapping[str, FileEntry]) -> list[str]:
         """Those that have to be hashed before anything can be said of them; `known` is what is committed."""
         found = []

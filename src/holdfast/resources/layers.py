@@ -295,10 +295,10 @@ class _Reading:
             raise Unreadable(f"{path}: a device")
         if self._device is not None:
             self._refuse_foreign(parts, old)
-        before = self._known.get(path) if self._area == "data" and old and stat.S_ISREG(old.st_mode) else None
+        before = self._replaced(path, old)
         return Change(
             path=path,
-            action="changed" if old else "added",
+            action="changed" if old or before else "added",
             area=self._area,
             kind=kind,
             bytes=status.st_size if kind == "file" else 0,
@@ -306,6 +306,13 @@ class _Reading:
             before=before.sha256 if before else "",
             before_bytes=before.bytes if before else 0,
         )
+
+    def _replaced(self, path: str, old: os.stat_result | None) -> FileEntry | None:
+        """What was committed there, also where somebody has removed it since. In a directory of the user's, that is
+        his to do: `census` has seen it."""
+        if self._area != "data" or (self._device is not None and not (old and stat.S_ISREG(old.st_mode))):
+            return None
+        return self._known.get(path)
 
     def _refuse_foreign(self, parts: Parts, old: os.stat_result | None) -> None:
         if HIDDEN in parts:

@@ -28,9 +28,11 @@ from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Stop
 from holdfast.resources.kept import Kept
 from holdfast.sandbox.cgroups import Cgroup
+from holdfast.strays import kill_left
 
 _SNAPSHOT_S = 5.0
 _WAKE_S = 10.0
+_NAMES_S = 10.0
 _HEED_S = 0.5
 """How long a warned cell has to raise before a second look counts against it."""
 _DROPPED = "memory ran short, and the snapshot had to make room"
@@ -88,7 +90,7 @@ class Protection:
             return None
         self._kernel.kill()
         keep = self.keep - {self._kernel.pid}
-        await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
+        await kill_left(self._cgroup, keep=keep)
         await between()
         self.kept.wakes(self._kernel.snapshot)
         woken = await self._kernel.wake_snapshot(_WAKE_S)
@@ -101,7 +103,7 @@ class Protection:
         self._kernel.kill()  # before the thaw: nothing of the user's runs any more
         self._cgroup.thaw()
         keep = self.keep - {self._kernel.pid}
-        await anyio.to_thread.run_sync(lambda: self._cgroup.kill_except(keep))
+        await kill_left(self._cgroup, keep=keep)
         await self.kept.put_to_bed()
         snapshot = self.kept.find(version)
         if snapshot is None:
@@ -179,6 +181,15 @@ class Protection:
         if memory_bytes != self._allowed:
             self._cgroup.allow(memory_bytes)
             self._allowed = memory_bytes
+
+
+async def names_of(kernel: Kernel) -> dict[str, wire.Name]:
+    """The names in a kernel's memory; none if it does not answer."""
+    with anyio.move_on_after(_NAMES_S):
+        await kernel.send(wire.ListNames(bare=True))
+        named = await kernel.expect(wire.Named)
+        return named.names if named else {}
+    return {}
 
 
 def anonymous_bytes(pid: int) -> int:

@@ -2,7 +2,8 @@
 ends in the same tree.
 
 1. Before `Verified`, what is staged is durable (`prepare`).
-2. Before any name changes, the old contents that are about to lose theirs are durable in `blobs`.
+2. Before any name changes, the old contents that are about to lose theirs are durable in `blobs`. What somebody has
+   put in the place of one is not that content, and belongs to no version: it is not kept.
 3. A staged file leaves the stage by the one rename that puts it in its place. So a file that is still staged has its
    old content in place, and one that is not has arrived, which its digest must prove.
 4. All is removed first and then put, parents before what is in them. A directory goes by one rename into the stage,
@@ -38,6 +39,7 @@ from holdfast.resources import descent
 from holdfast.resources.descent import Cursor, Parts, Tree, kind_of, look, owner_of, parts_of
 from holdfast.resources.handles import copy_content, is_copied_in_part, is_database
 from holdfast.resources.hashing import digest
+from holdfast.resources.intact import Intact
 from holdfast.resources.workspace import remove_tree
 
 _REMOVED = "removed-"
@@ -66,6 +68,7 @@ def publish(
     blobs: LocalBlobs,
     *,
     redo: bool,
+    intact: Intact | None = None,
     keep_old: bool = True,
     same_inode: Container[Parts] = (),
 ) -> list[str]:
@@ -74,6 +77,8 @@ def publish(
 
     Files in `same_inode` are written into, where they are, instead of being replaced (see `handles`). Until that is
     durable they stay in the stage as well, so that a redo knows no difference.
+
+    What `intact` does not know as committed is hashed before it is kept.
 
     `redo` says that it may have been begun before: then whatever is published is hashed again. Raises SessionHalted if
     something is not what the changes say.
@@ -85,7 +90,7 @@ def publish(
     tree = files if isinstance(files, Tree) else Tree(files)
     with _Publishing(stage, tree, redo=redo, same_inode=same_inode) as publishing:
         if keep_old:
-            publishing.keep_old(ordered, blobs)
+            publishing.keep_old(ordered, blobs, intact)
         for change in removed if tree.shared is None else reversed(removed):
             publishing.remove(change)
         for change in put:
@@ -118,9 +123,11 @@ class _Publishing:
         self._touched: dict[Parts, tuple[int, int] | None] = {}
         """Directories whose names change, and the times that the guest saw on them."""
 
-    def keep_old(self, changes: Iterable[Change], blobs: LocalBlobs) -> None:
+    def keep_old(self, changes: Iterable[Change], blobs: LocalBlobs, intact: Intact | None) -> None:
         for change in changes:
-            if change.before and change.before != change.sha256 and self._is_old_in_place(change):
+            if not change.before or change.before == change.sha256 or not self._is_old_in_place(change):
+                continue
+            if self._shared or blobs.has(change.before) or self._is_as_committed(change, intact):
                 self._adopt(parts_of(change), change.before, blobs)
                 crashpoint("publish.kept")
         blobs.sync()
@@ -173,6 +180,15 @@ class _Publishing:
         if change.action == "removed" or change.kind == "directory":
             return True
         return self._staged.go(parent) and look(name, dir_fd=self._staged.fd) is not None
+
+    def _is_as_committed(self, change: Change, intact: Intact | None) -> bool:
+        """Nobody else is to write here; but under a digest are the bytes of that digest or nothing."""
+        name = parts_of(change)[-1]
+        status = look(name, dir_fd=self._place.fd)
+        if intact is not None and status is not None and intact.knows(change.path, status):
+            return True
+        with durable.closing_fd(descent.open_regular(name, dir_fd=self._place.fd)) as file:
+            return digest(file)[0] == change.before
 
     def _adopt(self, parts: Parts, sha256: str, blobs: LocalBlobs) -> None:
         name = parts[-1]

@@ -48,6 +48,13 @@ def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntr
     return sorted(changes, key=parts_of)
 
 
+def not_kept(changes: Sequence[Change], blobs: LocalBlobs) -> list[str]:
+    """The files that changes put and whose content is in no blob: somebody changed them on the host before it could be
+    kept, or it is too old."""
+    put = [change for change in changes if change.action != "removed" and change.kind == "file"]
+    return [change.path for change in put if not blobs.has(change.sha256)]
+
+
 def fill_stage(stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: Owner | None) -> None:
     """Write the files that changes put from blobs into a fresh stage. `prepare` makes them durable."""
     with Cursor(stage) as staged:

@@ -9,8 +9,8 @@ from holdfast.config import parse_seconds
 from holdfast.expectations import PathLike
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, HistoryEntry, Name, Recovery, Run, StreamName
-from holdfast.planning import RunRequest
 from holdfast.records import FileEntry, RunCard
+from holdfast.requests import RunRequest
 from holdfast.service import Service
 from holdfast.sessions import LiveSession
 from holdfast.verbs import RunOptions

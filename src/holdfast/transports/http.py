@@ -26,7 +26,8 @@ from holdfast.expectations import Declared, PathLike
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, HistoryEntry, Name, Recovery, Run, StreamName
 from holdfast.records import FileEntry, RunCard
-from holdfast.sessions import check_text, checked_id
+from holdfast.requests import check_text
+from holdfast.sessions import checked_id
 from holdfast.transports.connection import Connection, decode
 from holdfast.transports.following import Follower
 from holdfast.verbs import RunOptions

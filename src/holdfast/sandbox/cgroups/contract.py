@@ -89,6 +89,7 @@ class Cgroup(ABC):
     """One session. Not for use by two threads at once, but blocking calls are short."""
 
     name: str
+    _tree: "Tree"
 
     @abstractmethod
     def join_fds(self) -> list[int]:
@@ -155,6 +156,11 @@ class Cgroup(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up our descriptors; the cgroup and what runs in it stay."""
+
+    def abandon(self) -> None:
+        """Leave it as it is, with what does not die in it, to the next `Tree.sweep`."""
+        self.close()
+        self._tree.forget(self.name)
 
     @abstractmethod
     def remove(self) -> None:

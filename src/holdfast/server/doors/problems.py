@@ -29,6 +29,7 @@ STATUSES = {
     "environment_unusable": 503,
     "environment_build_failed": 503,
     "kernel_start_failed": 503,
+    "process_stuck": 503,
     "disk_limit": 507,
     "session_closed": 410,
     "session_unknown": 404,

@@ -19,12 +19,12 @@ import msgspec
 from holdfast import api, verbs
 from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, RunAbandoned, ServerStopping
 from holdfast.model import Displayed, DisplaysCleared, Event, Output, Run
-from holdfast.planning import RunRequest
 from holdfast.records import Lost, Planned, Settled
+from holdfast.requests import RunRequest, check_text, weight
 from holdfast.server.doors import problems
 from holdfast.server.doors.metrics import Metrics
 from holdfast.server.http.feeds import Feed
-from holdfast.sessions import LiveSession, check_text, weight
+from holdfast.sessions import LiveSession
 
 REMEMBERED_S = 60.0
 """How long the events of a run that has ended are kept."""

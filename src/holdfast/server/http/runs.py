@@ -16,8 +16,8 @@ from holdfast.config import parse_seconds
 from holdfast.errors import EventsGone, InvalidSetting, Malformed, RunUnknown
 from holdfast.kernel.output import log_file
 from holdfast.model import Run, StreamName
-from holdfast.planning import RunRequest
 from holdfast.records import RunCard
+from holdfast.requests import RunRequest
 from holdfast.server.http.bodies import Stream, accepted, framed, given, integer, taken
 from holdfast.server.http.hub import hub_of
 from holdfast.server.http.running import LiveRun

@@ -19,6 +19,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidSetting,
     KernelStartFailed,
+    ProcessStuck,
     ServerUnreachable,
     SessionClosed,
     SessionHalted,
@@ -39,7 +40,7 @@ Verb = Callable[[Transport], Awaitable[T]]
 
 _LATEST_RUNS = 10
 _MOST_CODES = 20
-_STATE_IN_QUESTION = (StateMoved, SessionHalted, DiskFailed, DiskLimit, KernelStartFailed)
+_STATE_IN_QUESTION = (StateMoved, SessionHalted, DiskFailed, DiskLimit, KernelStartFailed, ProcessStuck)
 """Errors after which a model has to know where the session stands."""
 _SESSION_GONE = (SessionClosed, SessionUnknown, ServerUnreachable)
 """Errors after which the next call begins with a session that is opened anew."""
