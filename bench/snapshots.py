@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import machine
+from bench import alone, machine
 from bench.figures import ok, show, timed
 from bench.jupyter import JupyterKernel
 from holdfast import Session, engine
@@ -112,22 +112,27 @@ def measure_rewriting(repetitions: int) -> dict[str, float]:
 
 
 def measure_round_trips(repetitions: int) -> dict[str, float]:
-    """`1+1` in turns, a pause before each, so that the snapshot falls into it."""
-    with Session() as session, closing(JupyterKernel()) as kernel:
+    """`1+1` in turns, a pause before each, so that the snapshot falls into it: the kernel with its snapshots alone, and
+    whole runs, which are transactions besides (`bench.transactions`)."""
+    with Session() as session, Session() as turns, closing(JupyterKernel()) as kernel:
         kernel.start()
-        samples: dict[str, list[float]] = {"holdfast": [], "jupyter": [], "at once": []}
+        ok(turns.run("1"))
+        samples: dict[str, list[float]] = {"kernel": [], "jupyter": [], "run": [], "at once": []}
         for _ in range(repetitions):
             time.sleep(THINKING_S)
-            samples["holdfast"].append(timed(lambda: session.run("1+1")))
-            samples["at once"].append(timed(lambda: session.run("1+1")))
+            samples["kernel"].append(timed(lambda: alone.execute(turns, "1+1")))
             time.sleep(THINKING_S)
             samples["jupyter"].append(timed(lambda: kernel.run("1+1")))
+            time.sleep(THINKING_S)
+            samples["run"].append(timed(lambda: session.run("1+1")))
+            samples["at once"].append(timed(lambda: session.run("1+1")))
     medians = {kind: statistics.median(times) for kind, times in samples.items()}
     return {
-        "1+1 with a snapshot before each (ms)": medians["holdfast"],
-        "1+1 sent before the snapshot is done (ms)": medians["at once"],
+        "1+1 in the kernel with a snapshot before each (ms)": medians["kernel"],
         "1+1 in ipykernel (ms)": medians["jupyter"],
-        "ratio (goal: 3 or more)": medians["jupyter"] / medians["holdfast"],
+        "ratio (goal: 3 or more)": medians["jupyter"] / medians["kernel"],
+        "1+1 as a whole run (ms)": medians["run"],
+        "1+1 as a whole run, sent before the snapshot is done (ms)": medians["at once"],
     }
 
 

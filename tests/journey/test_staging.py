@@ -192,6 +192,12 @@ def test_a_hundred_stages_leave_three_mounts(staged: Staged) -> None:
     assert staged.run("print(open('/proc/self/mountinfo').read().count(' - overlay '))") == "3"
 
 
+def test_nobody_waits_for_the_disk_before_the_commit_does(staged: Staged) -> None:
+    count = "sum(' - overlay ' in line and 'volatile' in line for line in open('/proc/self/mountinfo'))"
+
+    assert staged.run(f"print({count})") == "3"
+
+
 def test_a_stage_that_cannot_be_mounted_is_refused_and_the_session_keeps_the_one_it_has(staged: Staged) -> None:
     staged.run("open('kept', 'w').write('x')")
     shutil.rmtree(staged.workspace.stage_path(name := staged.workspace.new_stage()))

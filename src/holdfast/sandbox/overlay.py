@@ -19,7 +19,9 @@ an overlay does not follow a mount that is below it:
 `view` is built on a file system in memory that ends with the mounting. All names are relative to the session's
 directory, because mount options have little room for paths. The layers are mounted without index, redirects and
 metacopy, whatever this kernel's defaults: the upper layer then holds whole files at their own paths, whiteouts and
-opaque directories, and no other marks that mean anything.
+opaque directories, and no other marks that mean anything. They are mounted `volatile`: what a run writes lasts when
+it is committed, and `publish.prepare` sees to that in the layer itself. A guest's own `fsync` would only make it wait,
+and everybody else's commits with it.
 """
 
 import errno
@@ -129,7 +131,7 @@ def _attach_below(shared: Shared) -> None:
 
 def _mount(target: str, *, lower: str, upper: str, work: str) -> None:
     layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    options = f"{layers},index=off,metacopy=off,redirect_dir=nofollow{mark_options()}"
+    options = f"{layers},index=off,metacopy=off,redirect_dir=nofollow,volatile{mark_options()}"
     try:
         linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
     except OSError as error:
