@@ -169,7 +169,7 @@ class Computer:
         meanwhile: Meanwhile = nothing,
     ) -> Execution:
         """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
-        case and once, when the kernel has it."""
+        case and once, when the kernel has it, and done when this returns."""
         assert self.now is not None
         cgroup = self.now.cgroup
         output = RunOutput(

@@ -1,10 +1,13 @@
 """The plan of one run: its card, with the inputs as they are found on disk, and the record of it.
 
-A plan that cannot stop the run is made while the guest is at it already. Its record is not waited for: until `Verified`
+A plan that cannot stop the run is made while the guest is at it already, and where files have to be hashed for it,
+beside the reading of what the guest says: no deadline waits for that. Its record is not waited for: until `Verified`
 nothing lasts, and that is written after it.
 """
 
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import anyio
 
@@ -15,7 +18,7 @@ from holdfast.records import Planned, RunCard
 from holdfast.requests import RunRequest
 from holdfast.sessions import LiveSession
 from holdfast.store.rows import AnyWrite
-from holdfast.verification import as_found, reads_files
+from holdfast.verification import as_found, is_certain
 
 
 class Plan:
@@ -35,18 +38,32 @@ class Plan:
 
     async def make(self) -> None:
         """The card, and nothing that lasts."""
-        self.card = card_of(self._session, self._request, run=self._run, attempt=self._attempt)
-        bound_names(self._request.code)  # for later, while there is time
-        if reads_files(self.card):
-            with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
-                self.card, strange = await as_found(self._books, self.card)
-            self.outside += strange
+        await self._look(self._draft())
 
-    async def begin(self, *, watched: bool) -> None:
-        """The card and its record, once."""
+    def begin(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
+        """The card and its record, once: at once; or where files must be looked into first, what is left to do."""
         if self.is_noted:
-            return
-        await self.make()
+            return None
+        self.card = self._draft()
+        if not is_certain(self._books, self.card):
+            return self._begin_later(watched=watched)
+        self._note_first(watched=watched)
+        return None
+
+    async def _begin_later(self, *, watched: bool) -> None:
+        await self._look(self.card)
+        self._note_first(watched=watched)
+
+    def _draft(self) -> RunCard:
+        bound_names(self._request.code)  # read now, while the guest is at it, and remembered for the end
+        return card_of(self._session, self._request, run=self._run, attempt=self._attempt)
+
+    async def _look(self, card: RunCard) -> None:
+        with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
+            self.card, strange = await as_found(self._books, card)
+        self.outside += strange
+
+    def _note_first(self, *, watched: bool) -> None:
         self.note(at_once=watched or self._request.key is not None or bool(self._books.watchers))
         crashpoint("run.planned")
 

@@ -91,7 +91,8 @@ class _Transaction:
             await self.plan.make()
             return await self._rehearse(emit)
         if (self.request.preflight or self.session.preflight) == "block":
-            await self.plan.begin(watched=emit is not None)
+            if (rest := self.plan.begin(watched=emit is not None)) is not None:
+                await rest
             if missing := planning.missing(self.plan.card):
                 with anyio.CancelScope(shield=True):
                     return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))

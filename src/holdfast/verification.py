@@ -81,6 +81,11 @@ async def changed_on_host(books: Books, paths: list[str]) -> dict[str, FileEntry
     return await books.in_thread(lambda: intact.strange(unsure, known)) if unsure else {}
 
 
+def is_certain(books: Books, card: RunCard) -> bool:
+    """Whether its inputs are what was committed, as far as that can be told without reading them."""
+    return books.workspace.shared is not None or not books.workspace.intact.unsure(_named(card), books.state.files)
+
+
 async def as_found(books: Books, card: RunCard) -> tuple[RunCard, list[str]]:
     """The card with its inputs as they are on disk; and those that somebody has changed there since."""
     there = await changed_on_host(books, _named(card))
@@ -88,10 +93,6 @@ async def as_found(books: Books, card: RunCard) -> tuple[RunCard, list[str]]:
         return card, []
     inputs, forecast = ([_found(one, there) for one in given] for given in (card.inputs, card.forecast_inputs))
     return msgspec.structs.replace(card, inputs=inputs, forecast_inputs=forecast), list(there)[:_MOST_NAMED]
-
-
-def reads_files(card: RunCard) -> bool:
-    return bool(card.inputs or card.forecast_inputs)
 
 
 def _named(card: RunCard) -> list[str]:

@@ -874,7 +874,7 @@ def test_a_child_that_poses_as_a_version_is_found_out(undoing: Session) -> None:
                 wake.send(b"asleep")
                 bed = socket.socket(fileno=socket.recv_fds(wake, 64, 1)[1][0])
                 bed.send(b"asleep"); bed.recv(64)
-                control.send(next(framing.packets(wire.Woken(pid=os.getpid()))))
+                control.send(framing.packets(wire.Woken(pid=os.getpid()))[0])
                 os.execvp("sleep", ["sleep", "1000"])
             return wire.Snapped(pid=pid)
         snapshots.__class__.take = take

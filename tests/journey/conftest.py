@@ -1,5 +1,8 @@
 """What the journeys share beside real sessions."""
 
+import fcntl
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,31 @@ from holdfast.config import default_home
 def guest_environment() -> Path:
     """The guests' environment that is built already, for homes of a test's own."""
     return next(path.resolve() for path in (default_home() / "envs").iterdir() if (path / "pyvenv.cfg").exists())
+
+
+@pytest.fixture(scope="session")
+def npm() -> Callable[..., Path]:
+    """Clients in another language: installs packages once, by whoever comes first; returns where npm put them."""
+    place = Path(__file__).parents[2] / ".home"
+
+    def install(name: str, *packages: str) -> Path:
+        if not place.is_dir():
+            pytest.skip("only in a clone that make has set up: who runs a client makes no difference to it")
+        prefix, wanted = place / name, " ".join(packages)
+        prefix.mkdir(exist_ok=True)
+        with (prefix / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            installed = prefix / "installed"
+            if not installed.exists() or installed.read_text() != wanted:
+                # One by one: a package's own installation may need the one before.
+                environment = os.environ | {"PATH": f"{prefix}/node_modules/.bin:{os.environ['PATH']}"}
+                command = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", prefix]
+                for package in packages:
+                    subprocess.run([*command, package], check=True, timeout=600, env=environment)
+                installed.write_text(wanted)
+        return prefix / "node_modules"
+
+    return install
 
 
 @pytest.fixture(scope="session")

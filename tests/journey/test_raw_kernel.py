@@ -3,13 +3,13 @@
 VS Code's extension drives local kernels with these two packages; the extension itself is not tested.
 """
 
-import fcntl
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,24 +17,10 @@ import pytest
 from jupyter_client.connect import write_connection_file
 from tests.journey.kernels import WAIT_S, end_server, jupyter_places, left_behind, make_home, wait_until
 
-PLACE = Path(__file__).parents[2] / ".home"
-PACKAGES = ("@jupyterlab/services@7.6.5", "zeromq@6.8.0")
-
 
 @pytest.fixture(scope="module")
-def packages() -> Path:
-    """Where npm put them; installed once."""
-    if not PLACE.is_dir():
-        pytest.skip("only in a clone that make has set up: who runs a client makes no difference to it")
-    prefix = PLACE / "npm-jupyter"
-    prefix.mkdir(exist_ok=True)
-    with (prefix / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (prefix / "installed").exists():
-            install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", prefix, *PACKAGES]
-            subprocess.run(install, check=True, timeout=600)
-            (prefix / "installed").write_text(" ".join(PACKAGES))
-    return prefix / "node_modules"
+def packages(npm: Callable[..., Path]) -> Path:
+    return npm("npm-jupyter", "@jupyterlab/services@7.6.5", "zeromq@6.8.0")
 
 
 @pytest.mark.timeout(700)

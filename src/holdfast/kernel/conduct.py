@@ -7,7 +7,7 @@ grace kill it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
 import anyio
@@ -24,8 +24,8 @@ Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
 OnSave = Callable[[wire.Saving], Awaitable[str]]
 """Keeps what a cell saves on the way; returns why not, or nothing."""
-Meanwhile = Callable[[], Awaitable[None]]
-"""What is done once the kernel has the request."""
+Meanwhile = Callable[[], Coroutine[Any, Any, None] | None]
+"""What is done once the kernel has the request: at once; or, as far as it takes a while, beside the reading."""
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _METADATA_CHARACTERS = 64 << 10
@@ -42,7 +42,7 @@ _DEATH_REPORT_S = 0.5
 """How long a kernel that fell silent has for its death to be reported."""
 
 
-async def nothing() -> None:
+def nothing() -> None:
     """There is nothing to do meanwhile."""
 
 
@@ -138,6 +138,9 @@ class Conduct:
         self._asked: list[wire.Asked] = []
         self._asking: asyncio.Task[None] | None = None
         self._on_save = on_save
+        self._meanwhile: asyncio.Task[None] | None = None
+        self._later: list[wire.Saving] = []
+        """Nothing is saved of a run whose plan is not made yet."""
         self._started = time.monotonic()
         self._deadline = float("inf")
         self._deadline_message = ""
@@ -175,7 +178,8 @@ class Conduct:
         meanwhile: Meanwhile = nothing,
     ) -> Outcome:
         """A kernel that sleeps is woken (`wake`) when the request lies before it: once, and on a core that is free,
-        where it would otherwise displace us. `meanwhile` is called when it has the request, or cannot be given it."""
+        where it would otherwise displace us. `meanwhile` is called when it has the request, or cannot be given it, and
+        is done when this returns. If it fails, so does this."""
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
@@ -192,15 +196,26 @@ class Conduct:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
                     await self._kernel.send(request)
         finally:
-            await meanwhile()
-        return await self._end()
+            rest = meanwhile()
+            self._meanwhile = None if rest is None else asyncio.create_task(rest)
+        outcome = await self._end()
+        if self._meanwhile is not None:
+            await asyncio.wait([self._meanwhile])
+            await self._look_meanwhile()
+        return outcome
 
     async def abandon(self, stop: Stop) -> Outcome:
         """End it for a caller who is gone: nothing runs on unattended."""
         self._emit = self._ask = self._on_save = None
         self._stop_asking()
         self.stop(stop)
-        return await self._end()
+        meanwhile, self._meanwhile = self._meanwhile, None
+        await self._take_later()
+        outcome = await self._end()
+        if meanwhile is not None:  # if it fails now, whoever wants what it was to do will see
+            await asyncio.wait([meanwhile])
+            meanwhile.exception()
+        return outcome
 
     async def _end(self) -> Outcome:
         """Wait for the end, and bring it about when it does not come by itself."""
@@ -244,7 +259,19 @@ class Conduct:
         self._give_up_at = time.monotonic() + _DEATH_REPORT_S
         self._kernel.kill()
 
+    async def _look_meanwhile(self) -> None:
+        if self._meanwhile is not None and self._meanwhile.done():
+            done, self._meanwhile = self._meanwhile, None
+            done.result()
+            await self._take_later()
+
+    async def _take_later(self) -> None:
+        later, self._later = self._later, []
+        for message in later:
+            await self._hear(message)
+
     async def _check(self) -> None:
+        await self._look_meanwhile()
         if self._asking is not None and self._asking.done():
             failed, self._asking = self._asking, None
             failed.result()  # raises: it is the face's own failure
@@ -294,12 +321,20 @@ class Conduct:
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
-                refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
-                await self._reply(wire.SavedReply(refused=refused))
+                await self._save(message)
             case wire.Snapped() if self._kernel.owes_snapped:
                 self._kernel.owes_snapped -= 1  # the copy is killed, as whatever a run leaves
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
+
+    async def _save(self, message: wire.Saving) -> None:
+        if self._meanwhile is None:
+            refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
+            await self._reply(wire.SavedReply(refused=refused))
+        elif len(self._later) < _MOST_QUESTIONS:
+            self._later.append(message)
+        else:
+            self._lose("it saves and waits for no answer")
 
     async def _reply(self, message: wire.Message) -> None:
         """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""

@@ -1,6 +1,5 @@
 """The npm inspector, in CLI mode, as a second client that we did not write: another language, another SDK."""
 
-import fcntl
 import json
 import os
 import subprocess
@@ -11,26 +10,11 @@ from typing import Any
 
 import pytest
 
-PLACE = Path(__file__).parents[3] / ".home"
-PACKAGES = ("@modelcontextprotocol/inspector@2.12.0", "node@22")  # it wants a newer Node than distributions have
-
 
 @pytest.fixture(scope="module")
-def inspector() -> Path:
-    """Where npm put it; installed once, by whoever comes first."""
-    if not PLACE.is_dir():
-        pytest.skip("only in a clone that make has set up: who runs a client makes no difference to it")
-    prefix = PLACE / "npm"
-    prefix.mkdir(exist_ok=True)
-    with (prefix / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (prefix / "installed").exists():
-            install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", prefix]
-            for package in reversed(PACKAGES):  # the inspector's own installation needs that Node
-                path = f"{prefix}/node_modules/.bin:{os.environ['PATH']}"
-                subprocess.run([*install, package], check=True, timeout=600, env=os.environ | {"PATH": path})
-            (prefix / "installed").write_text(" ".join(PACKAGES))
-    return prefix / "node_modules" / ".bin"
+def inspector(npm: Callable[..., Path]) -> Path:
+    """It, and its own installation, want a newer Node than distributions have."""
+    return npm("npm", "node@22", "@modelcontextprotocol/inspector@2.12.0") / ".bin"
 
 
 @pytest.fixture(scope="module", params=["stdio", "http"])
