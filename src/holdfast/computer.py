@@ -15,12 +15,13 @@ from holdfast.causes import Evidence, explain
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, ProcessStuck
+from holdfast.executions import Aftermath, Execution
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, OnSave, Outcome, Stop, nothing
 from holdfast.kernel.output import RunOutput, forget_oldest_logs
-from holdfast.model import Memory, MemoryCap, RunError, Stray
+from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
 from holdfast.resources import layers
 from holdfast.resources.descent import Parts
@@ -36,27 +37,6 @@ _LAST_TRY_S = 1.0
 """For the end of a kernel one of whose processes is known not to die."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
-
-
-class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of memory."""
-
-    memory: Memory
-    discarded: list[str] = []
-    not_restored: list[str] = []
-    unprotected: str | None = None
-
-
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request did, before anybody has decided what becomes of it."""
-
-    conduct: Conduct
-    outcome: Outcome
-    error: RunError | None
-    strays: list[Stray]
-    peak_bytes: int | None
-    given_up: BaseException | None
-    """The caller is gone (cancelled), or its callback failed: the cell ended with it."""
 
 
 class _Gauges(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ import msgspec
 from holdfast import ckpt as ckpts
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.computer import Aftermath
 from holdfast.errors import StateMoved
+from holdfast.executions import Aftermath
 from holdfast.model import Label, Memory, Recovery, RunError, Step
 from holdfast.records import Lost
 from holdfast.state import State

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast import checks as checking
 from holdfast.causes import bound_names
-from holdfast.computer import Aftermath, Execution
+from holdfast.executions import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 from holdfast.requests import RunRequest

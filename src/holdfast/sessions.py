@@ -16,8 +16,9 @@ import anyio.to_thread
 from holdfast import retention
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.computer import Aftermath, Computer
+from holdfast.computer import Computer
 from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionClosed
+from holdfast.executions import Aftermath
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Stop
 from holdfast.kernel.output import log_file

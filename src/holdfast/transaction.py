@@ -18,8 +18,9 @@ import msgspec
 
 from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, keeps_memory, with_fate
-from holdfast.computer import Aftermath, Computer, Execution
+from holdfast.computer import Computer
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
+from holdfast.executions import Aftermath, Execution
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
