@@ -190,7 +190,8 @@ class _Transaction:
         try:
             if not await self.books.recall(self.id):  # its plan was in the commit that failed
                 self.plan.note(at_once=False)
-            await settle(self.books, self.id, reason=fault.message, blame="system")
+            if self.id in self.books.open:
+                await settle(self.books, self.id, reason=fault.message, blame="system")
         except Exception as again:  # nothing runs here before somebody has settled it
             self.books.halt(_told(again))
             with suppress(HoldfastError):

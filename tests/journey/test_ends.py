@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Session, computer
+from holdfast import Session, computer, journal, settling, transaction
 from holdfast.computer import Computer
+from holdfast.errors import DiskFull
 from holdfast.kernel.conduct import Conduct
 
 WORK = "x = 2; open('f', 'w').write('half'); import os; os.write(1, bytes(2 << 20))"
@@ -64,3 +65,49 @@ def test_a_rehearsal_that_we_failed_is_taken_back(session: Session, monkeypatch:
 
     assert session.run("open('f').read(), x").text == "('1', 1)"
     assert ends(session) == ["committed", "committed"]
+
+
+def test_a_blocked_run_that_could_not_be_settled_as_such_is_settled_all_the_same(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.run("x = 1")
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.transaction.recovery.of_rollback", broken)
+        with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+            session.run("nowhere_defined + 1", preflight="block")
+
+    assert (ends(session), live(session).books.open) == (["committed", "rolled_back"], {})
+    assert session.run("x").text == "1"
+
+
+def full_once(patched: pytest.MonkeyPatch, place: Any, name: str) -> None:
+    """Its next call finds the disk full."""
+    real = getattr(place, name)
+
+    def full(*_: object, **__: object) -> Any:
+        patched.setattr(place, name, real)
+        raise DiskFull("the disk is full (write)", hint="free space")
+
+    patched.setattr(place, name, full)
+
+
+def test_a_plan_that_is_on_its_way_to_the_journal_is_not_written_twice(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.run("x = 1")
+    monkeypatch.setattr(journal, "_LINGER_S", 60.0)
+    full_once(monkeypatch, transaction, "prepare")
+    with pytest.raises(DiskFull):
+        session.run("open('f', 'w').write('1')")
+
+    assert (ends(session), session.info().state) == (["committed", "rolled_back"], "ready")
+    assert session.run("x").text == "1"
+
+
+def test_the_end_of_the_code_is_not_written_twice(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("from holdfast import kit")
+    full_once(monkeypatch, settling, "_publish_saved")
+    run = session.run("open('p', 'w').write('1'); kit.save('p'); 1 / 0")
+
+    assert (run.status, run.saved, session.read("p")) == ("rolled_back", ["p"], b"1")
+    assert (ends(session), session.info().state) == (["committed", "rolled_back"], "ready")
