@@ -56,6 +56,10 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
         if recorded is not None:
             return recorded
         async with session.turn() as computer:
+            if attempt > 1:  # one that had no end, because the disk was full, has one now: the turn began with that
+                recorded, attempt = await once.earlier_answer(session.books, request)
+                if recorded is not None:
+                    return recorded
             return await _Transaction(session, computer, request, attempt=attempt).run(emit, ask)
 
 
