@@ -200,6 +200,11 @@ class Books:
             self.open.pop(run, None)
         return records
 
+    def staged(self) -> set[str]:
+        """Layers that verified runs have still to be published from."""
+        noted = (record for records in self.open.values() for record in records)
+        return {record.stage for record in noted if isinstance(record, Verified)}
+
     def refuse_if_halted(self) -> None:
         if self.stopped is not None:
             raise self.stopped

@@ -135,11 +135,10 @@ class LiveSession:
         """Purge memory, end every process, wipe the namespace. Files stay; the generation rises."""
         self.interrupt()
         async with self._turn:
-            self._refuse_if_closed()
-            await self.wait_settled()
+            await self._refuse_if_unfit()
             await self.computer.renew()
             self.raise_generation("reset by the caller")
-            await self.computer.sweep()
+            await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books."""
@@ -201,6 +200,10 @@ class LiveSession:
             self.books.stopped = None
         self.books.refuse_if_halted()
 
+    async def sweep(self) -> None:
+        """Remove the layers that nobody wants any more."""
+        await self.computer.sweep(wanted=self.books.staged())
+
     async def roll_back(self, *, alive: bool, cause: str, run: str | None = None) -> Aftermath:
         """Memory and files as before; where memory could not be kept, the generation rises."""
         aftermath = await self.computer.roll_back(alive=alive)
@@ -256,7 +259,7 @@ class LiveSession:
             except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
                 await computer.end_kernel()
             computer.freeze()
-        await computer.sweep()
+        await self.sweep()
         await retention.trim(self.books, self.limits)
         await computer.disk.take_stock()
 

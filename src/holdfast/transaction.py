@@ -174,7 +174,7 @@ class _Transaction:
         if not self.is_back:
             await self._force_back(fault)
         with suppress(OSError):
-            await self.computer.sweep()  # it may be its layer that fills the disk
+            await self.session.sweep()  # it may be its layer that fills the disk
         if self.plan.is_noted:
             await self._settle_given_up(fault)
 
@@ -320,7 +320,7 @@ class _Transaction:
         try:
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
         except DiskFull:
-            await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
+            await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
                 self.plan.note(at_once=False)
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Session, computer, journal, settling, transaction
+from holdfast import Session, computer, engine, journal, settling, transaction
 from holdfast.computer import Computer
 from holdfast.errors import DiskFull
 from holdfast.kernel.conduct import Conduct
@@ -80,12 +80,14 @@ def test_a_blocked_run_that_could_not_be_settled_as_such_is_settled_all_the_same
     assert session.run("x").text == "1"
 
 
-def full_once(patched: pytest.MonkeyPatch, place: Any, name: str) -> None:
-    """Its next call finds the disk full."""
-    real = getattr(place, name)
+def full(patched: pytest.MonkeyPatch, place: Any, name: str, *, times: int = 1) -> None:
+    """Its next calls find the disk full."""
+    real, left = getattr(place, name), [times]
 
-    def full(*_: object, **__: object) -> Any:
-        patched.setattr(place, name, real)
+    def full(*arguments: object, **options: object) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            return real(*arguments, **options)
         raise DiskFull("the disk is full (write)", hint="free space")
 
     patched.setattr(place, name, full)
@@ -96,7 +98,7 @@ def test_a_plan_that_is_on_its_way_to_the_journal_is_not_written_twice(
 ) -> None:
     session.run("x = 1")
     monkeypatch.setattr(journal, "_LINGER_S", 60.0)
-    full_once(monkeypatch, transaction, "prepare")
+    full(monkeypatch, transaction, "prepare")
     with pytest.raises(DiskFull):
         session.run("open('f', 'w').write('1')")
 
@@ -106,8 +108,36 @@ def test_a_plan_that_is_on_its_way_to_the_journal_is_not_written_twice(
 
 def test_the_end_of_the_code_is_not_written_twice(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.run("from holdfast import kit")
-    full_once(monkeypatch, settling, "_publish_saved")
+    full(monkeypatch, settling, "_publish_saved")
     run = session.run("open('p', 'w').write('1'); kit.save('p'); 1 / 0")
 
     assert (run.status, run.saved, session.read("p")) == ("rolled_back", ["p"], b"1")
     assert (ends(session), session.info().state) == (["committed", "rolled_back"], "ready")
+
+
+def test_a_reset_takes_nothing_from_a_run_that_is_verified(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("x = 1")
+    full(monkeypatch, settling, "publish", times=3)
+    with pytest.raises(DiskFull):
+        session.run("open('f', 'w').write('precious')")
+    for _ in range(2):
+        with pytest.raises(DiskFull, match="will be committed when there is room"):
+            session.reset()
+    session.reset()
+
+    assert (session.read("f"), session.generation) == (b"precious", 2)
+    assert (ends(session), live(session).books.open) == (["committed", "committed"], {})
+    assert session.run("open('f').read()").text == "'precious'"
+
+
+def test_a_layer_that_is_to_be_published_is_not_swept(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    full(monkeypatch, settling, "publish")
+    with pytest.raises(DiskFull):
+        session.run("open('f', 'w').write('precious')")
+
+    async def sweep() -> None:
+        await live(session).computer.renew()
+        await live(session).sweep()
+
+    engine.wait(sweep)
+    assert session.run("open('f').read()").text == "'precious'"
