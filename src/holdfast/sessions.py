@@ -185,6 +185,8 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._turn:
             await self._refuse_if_unfit()
+            if self.computer.now is None:  # its layer went with it, and may be among the files by now
+                await self._ensure_kernel()
             try:
                 yield self.computer
             finally:

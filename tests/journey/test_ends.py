@@ -141,3 +141,16 @@ def test_a_layer_that_is_to_be_published_is_not_swept(session: Session, monkeypa
 
     engine.wait(sweep)
     assert session.run("open('f').read()").text == "'precious'"
+
+
+def test_a_file_can_be_written_as_soon_as_there_is_room(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("x = 1")
+    full(monkeypatch, settling, "publish", times=2)
+    with pytest.raises(DiskFull):
+        session.run("open('f', 'w').write('1')")
+    with pytest.raises(DiskFull, match="will be committed when there is room"):
+        session.write("g", "2")
+    session.write("g", "2")
+
+    assert [entry.path for entry in session.files()] == ["f", "g"]
+    assert session.run("open('f').read(), open('g').read()").text == "('1', '2')"
