@@ -162,12 +162,12 @@ class _Transaction:
         return await self._commit(execution, verdict)
 
     async def _give_up(self, error: BaseException) -> None:
-        """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
-        opens the session next, and nothing runs in it until then."""
+        """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
+        whoever opens the session next, and nothing runs in it until then."""
         fault = _told(error)
         if self.plan.is_noted and self.id not in self.books.open:
             return  # it has ended, and only its answer failed
-        if await self._is_verified():
+        if await self.books.may_be_verified(self.id, error):
             self.books.halt(fault)
             await self.computer.end_kernel()
             return
@@ -177,12 +177,6 @@ class _Transaction:
             await self.session.sweep()  # it may be its layer that fills the disk
         if self.plan.is_noted:
             await self._settle_given_up(fault)
-
-    async def _is_verified(self) -> bool:
-        noted = self.books.open.get(self.id, [])
-        if not any(isinstance(record, Verified) for record in noted):
-            return False
-        return any(isinstance(record, Verified) for record in await self.books.recall(self.id))
 
     async def _force_back(self, fault: HoldfastError) -> None:
         try:

@@ -285,7 +285,7 @@ async def _commit(
         return await settle(books, planned.run, same_inode=same_inode)
     except HoldfastError as error:
         books.halt(error)
-        if any(isinstance(record, Verified) for record in await books.recall(planned.run)):
+        if await books.may_be_verified(planned.run, error):
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
             await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
