@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable
+from holdfast.faults import crashpoint
 from holdfast.resources.census import Census
 from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
 from holdfast.resources.intact import Intact
@@ -134,7 +135,17 @@ class Workspace:
         return unlinked_bytes(pids, device=self.path.stat().st_dev)
 
     def remove(self) -> None:
-        remove_tree(self.path)
+        """All of it or nothing: a session without its directory is deleted, and one rename takes it away. What is cut
+        short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room
+        on a disk which this may be about to free."""
+        name, gone = self.path.name, f"{_MOVED}{self.path.name}"
+        sessions = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with durable.closing_fd(sessions), suppress(FileNotFoundError):
+            durable.rename(name, gone, src_dir=sessions, dst_dir=sessions)
+            durable.sync_directory(sessions)
+        crashpoint("remove.moved")
+        remove_tree(self.path.with_name(gone))
+        crashpoint("remove.emptied")
 
 
 def _make_area(directory: Path, name: str, owner: int | None, *, mode: int = 0o700) -> None:
