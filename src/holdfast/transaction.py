@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from holdfast import checks, once, planning, recovery
-from holdfast.causes import bound_names, keeps_memory, with_fate
+from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
 from holdfast.executions import Aftermath, Execution
@@ -26,6 +26,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.plans import Plan, card_of
+from holdfast.preflight import check_syntax
 from holdfast.receipts import receipt
 from holdfast.records import Change, Check, Executed, RunCard, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
@@ -148,7 +149,7 @@ class _Transaction:
 
     async def _decide(self, execution: Execution) -> Run:
         error = execution.error
-        if execution.outcome.finished is None or (error is not None and not keeps_memory(error, self.mode)):
+        if execution.outcome.finished is None or (error is not None and not self._leaves_as_is(error)):
             assert error is not None
             return await self._roll_back(execution, error)
         if error is not None and error.code == "syntax":  # nothing was started
@@ -160,6 +161,11 @@ class _Transaction:
         if not verdict.passed:
             return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
         return await self._commit(execution, verdict)
+
+    def _leaves_as_is(self, error: RunError) -> bool:
+        """Whether nothing is to be taken back. That nothing ran of it a guest can say of any cell: we look as well."""
+        believed = error.code != "syntax" or check_syntax(self.request.code) is not None
+        return believed and keeps_memory(error, self.mode)
 
     async def _give_up(self, error: BaseException) -> None:
         """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
@@ -268,7 +274,7 @@ class _Transaction:
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
         alive = execution.outcome.finished is not None and (verdict is None or verdict.answered)
         self.undone = await touched(self.books, self.computer)
-        aftermath = await self.session.roll_back(alive=alive, cause=f"{error.name}: {error.message}", run=self.id)
+        aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
         if not alive:
             aftermath = msgspec.structs.replace(aftermath, discarded=sorted(bound_names(self.request.code)))
@@ -300,7 +306,7 @@ class _Transaction:
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=f"{error.name}: {error.message}",
+            reason=in_short(error),
             blame=_blame(execution),
             checks=verdict.checks,
             answer=answer,
