@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Session, computer, engine, journal, settling, transaction
+from holdfast import Session, computer, engine, journal, retention, settling, transaction
 from holdfast.computer import Computer
 from holdfast.errors import DiskFull
 from holdfast.kernel.conduct import Conduct
@@ -154,3 +154,14 @@ def test_a_file_can_be_written_as_soon_as_there_is_room(session: Session, monkey
 
     assert [entry.path for entry in session.files()] == ["f", "g"]
     assert session.run("open('f').read(), open('g').read()").text == "('1', '2')"
+
+
+def test_what_was_saved_is_kept_until_its_run_has_an_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("from holdfast import kit")
+    full(monkeypatch, settling, "_publish_saved", times=3)
+    with pytest.raises(DiskFull):
+        session.run("open('p', 'w').write('1'); kit.save('p'); 1 / 0")
+    retention._remove_unneeded(live(session).books, live(session).limits)
+
+    assert session.run("open('p').read()").text == "'1'"
+    assert ends(session) == ["committed", "rolled_back", "committed"]
