@@ -65,6 +65,8 @@ class LiveSession:
         self._closed = False
         self._names: dict[int, Names] = {}
         """Of the versions whose memory is kept."""
+        self._is_told = False
+        """There is no kernel, and whatever was lost with it is in the generation already."""
         self.ended = asyncio.Event()
         """Nothing of it is left but, if it was kept, its files and books."""
 
@@ -137,6 +139,7 @@ class LiveSession:
         async with self._turn:
             await self._refuse_if_unfit()
             await self.computer.renew()
+            self._is_told = False
             self.raise_generation("reset by the caller")
             await self.sweep()
 
@@ -211,6 +214,7 @@ class LiveSession:
         aftermath = await self.computer.roll_back(alive=alive)
         if aftermath.memory == "lost":
             self.raise_generation(cause, run=run)
+        self._is_told = self.computer.now is None
         return aftermath
 
     def names_at(self, target: Ckpt) -> Names | str:
@@ -229,6 +233,7 @@ class LiveSession:
         self.published = False  # what is under the kernel now is fresh
         if aftermath.memory == "lost":
             self.raise_generation(f"the snapshot of version {version} did not wake")
+        self._is_told = self.computer.now is None
         return aftermath
 
     async def _ensure_kernel(self) -> None:
@@ -236,7 +241,9 @@ class LiveSession:
         computer = self.computer
         if computer.now is None:
             await computer.renew()
-            self.raise_generation("the kernel had ended between two runs")
+            if not self._is_told:
+                self.raise_generation("the kernel had ended between two runs")
+            self._is_told = False
         elif computer.pristine and not computer.now.kernel.is_alive():  # nothing is lost with it
             await computer.renew()
 
