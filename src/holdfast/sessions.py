@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from holdfast import retention
@@ -176,8 +177,10 @@ class LiveSession:
         async with self._turn:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
-            await self._ensure_kernel()
-            await self._protect_the_beginning()
+            with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
+                await self._ensure_kernel()
+                await self._protect_the_beginning()
+            await anyio.lowlevel.checkpoint_if_cancelled()
             try:
                 yield self.computer
             finally:
@@ -189,7 +192,8 @@ class LiveSession:
         async with self._turn:
             await self._refuse_if_unfit()
             if self.computer.now is None:  # its layer went with it, and may be among the files by now
-                await self._ensure_kernel()
+                with anyio.CancelScope(shield=True):
+                    await self._ensure_kernel()
             try:
                 yield self.computer
             finally:

@@ -3,9 +3,10 @@ committed, and the session goes on or says why not."""
 
 from typing import Any
 
+import anyio
 import pytest
 
-from holdfast import Session, computer, engine, journal, retention, settling, transaction
+from holdfast import AsyncSession, Session, computer, engine, journal, retention, settling, transaction
 from holdfast.computer import Computer
 from holdfast.errors import DiskFull
 from holdfast.kernel.conduct import Conduct
@@ -165,3 +166,24 @@ def test_what_was_saved_is_kept_until_its_run_has_an_end(session: Session, monke
 
     assert session.run("open('p').read()").text == "'1'"
     assert ends(session) == ["committed", "rolled_back", "committed"]
+
+
+def test_who_goes_away_while_his_turn_is_made_ready_leaves_it_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, protect = list[str](), Computer.protect
+
+    async def slowly(computer: Computer, version: int) -> None:
+        told.append("begun")
+        await protect(computer, version)
+        await anyio.sleep(1.0)
+        told.append("done")
+
+    async def leave() -> None:
+        async with AsyncSession(memory="512M", timeout=30, undo=1) as session:
+            monkeypatch.setattr(Computer, "protect", slowly)
+            with anyio.move_on_after(0.5) as left:
+                await session.run("x = 1")
+            assert left.cancelled_caught
+            assert (await session.run("'x' in globals()")).text == "False"
+            assert told[:2] == ["begun", "done"]
+
+    anyio.run(leave)
