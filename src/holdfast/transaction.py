@@ -38,7 +38,7 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
+from holdfast.verification import Verdict, as_found, changed_outside, touched, try_out, verify
 
 Kept = Literal["committed", "kept"]
 
@@ -81,6 +81,8 @@ class _Transaction:
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
+        self.given_up: BaseException | None = None
+        """Why the caller gets no result, when all is settled: see `Execution`."""
         self.is_back = False
         """Memory and files are as before."""
 
@@ -98,6 +100,7 @@ class _Transaction:
                 with anyio.CancelScope(shield=True):
                     return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
         execution = await self._execute(emit, ask, meanwhile=lambda: self.plan.begin(watched=emit is not None))
+        self.given_up = execution.given_up
         crashpoint("run.executed")
         self.books.executed.add(self.id)
         try:
@@ -106,8 +109,8 @@ class _Transaction:
                 ended = await self._end(execution)
         finally:
             self.books.executed.discard(self.id)
-        if execution.given_up is not None:
-            raise execution.given_up
+        if self.given_up is not None:
+            raise self.given_up
         return ended
 
     # -- execute -----------------------------------------------------------------------------------------------
@@ -153,12 +156,20 @@ class _Transaction:
         if error is not None and error.code == "syntax":  # nothing was started
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
             return await self._end_rolled_back(execution, error, untouched)
-        verdict = await verify(self.books, self.computer, self.request, self.plan.card)
+        tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
         crashpoint("run.verified")
-        if not verdict.passed:
-            return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
-        return await self._commit(execution, verdict)
+        if tried.error is not error or not verdict.passed:
+            return await self._roll_back(tried, tried.error or verification_error(verdict.checks), verdict)
+        return await self._commit(tried, verdict)
+
+    async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
+        """What was declared is tried first, and that can end as badly as the code itself."""
+        probed, tried = await try_out(self.books, self.computer, self.request, execution)
+        self.given_up = tried.given_up
+        if tried.error is not execution.error:
+            return tried, Verdict(checks=probed)
+        return tried, await verify(self.books, self.computer, self.request, self.plan.card, probed)
 
     async def _give_up(self, error: HoldfastError) -> None:
         """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
@@ -253,7 +264,7 @@ class _Transaction:
     # -- back --------------------------------------------------------------------------------------------------
 
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
-        alive = execution.outcome.finished is not None and (verdict is None or verdict.answered)
+        alive = execution.outcome.finished is not None
         self.undone = await touched(self.books, self.computer)
         aftermath = await self.session.roll_back(alive=alive, cause=f"{error.name}: {error.message}", run=self.id)
         self.is_back = True
@@ -321,21 +332,23 @@ class _Transaction:
         protection.pinned = True
         try:
             execution = await self._execute(emit, None)
+            self.given_up = execution.given_up
+            with anyio.CancelScope(shield=True):
+                ended = await self._take_back(execution)
         finally:
             protection.pinned = False
-        with anyio.CancelScope(shield=True):
-            ended = await self._take_back(execution)
-        if execution.given_up is not None:
-            raise execution.given_up
+        if self.given_up is not None:
+            raise self.given_up
         return ended
 
     async def _take_back(self, execution: Execution) -> Run:
-        alive, verdict, cause = execution.outcome.finished is not None, Verdict(), "a rehearsal lost its snapshot"
+        verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
-            if alive:
-                verdict = await verify(self.books, self.computer, self.request, self.plan.card)
+            if execution.outcome.finished is not None:
+                execution, verdict = await self._verify(execution)
         finally:
-            aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
+            alive = execution.outcome.finished is not None
+            aftermath = await self.session.roll_back(alive=alive, cause=cause, run=self.id)
         names = names_after(self.request, execution, self.before.live(), run=self.id)
         state = self.books.state
         return self._result(

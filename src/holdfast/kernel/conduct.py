@@ -117,6 +117,15 @@ class Conduct:
         self._died: Died | None = None
         self._gone: str | None = None
 
+    def successor(self) -> "Conduct":
+        """For what else belongs to the run: its output goes on, and its time."""
+        after = Conduct(
+            self._kernel, self.output, self._limits, run=self._run_id,
+            emit=self._emit, ask=self._ask, on_save=self._on_save,
+        )  # fmt: skip
+        after.shelf, after._started = self.shelf, self._started
+        return after
+
     def stop(self, stop: Stop) -> None:
         """Ask the kernel to end the cell; `run` sees to it that it ends."""
         if self._stop is not None:
@@ -130,7 +139,7 @@ class Conduct:
 
     async def run(
         self,
-        request: wire.Execute | wire.Shell,
+        request: wire.Execute | wire.Shell | wire.Verify,
         *,
         timeout_s: float,
         guards: list[Guard],
