@@ -137,7 +137,7 @@ async def _settle_session(books: Books) -> None:
 
 
 def _sweep(home: Home, known: set[str]) -> None:
-    """Sessions that never got as far as a record, and a key that was not finished."""
+    """Sessions that never got as far as a record, what is left of deleted ones, and a key that was not finished."""
     if home.shared is None:
         durable.sweep(home.keys)
     for directory in home.sessions.iterdir():

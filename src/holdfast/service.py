@@ -100,11 +100,12 @@ class Service:
 
     async def _resume(self, session_id: str, report: Report | None, *, keep: bool) -> LiveSession:
         row = await self.journal.read(lambda store: store.session(session_id))
-        if row is None:
+        workspace = self.home.workspace(session_id)
+        if row is None or not workspace.path.is_dir():  # deleted, and the journal does not have it yet
             raise unknown(session_id)
         limits, mode, env = read_settings(row.settings)
         environment = await self._environment(env, report)
-        books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
+        books = Books(self.journal, self.key, workspace, row=row)
         await books.load()
         books.refuse_if_halted()
         await settle_open(books)  # what could not be settled when the home was opened

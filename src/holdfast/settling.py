@@ -5,21 +5,24 @@ Anything earlier: nothing of the run was published; its layer is dropped, what i
 version of its own, and it is settled as rolled back.
 """
 
+import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
 
 from holdfast import durable, manifest
 from holdfast.books import Books
-from holdfast.errors import DiskFailed
+from holdfast.errors import DiskFailed, DiskFull
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import publish
 from holdfast.resources.restoring import fill_stage, plan_restore
+from holdfast.resources.workspace import Workspace
 from holdfast.state import State, next_version, sealed, with_changes, with_names
 from holdfast.statements import RunFacts, statement
 from holdfast.store.rows import (
@@ -84,7 +87,10 @@ async def settle(
     found before that; `answer` is what whoever comes with its key again gets."""
     told = story(books.open[run])
     if told.verified is not None:
-        settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
+        try:
+            settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
+        except DiskFull as error:
+            raise _committed_later(run, error) from error
     else:
         settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, answer=answer)
     del books.open[run]
@@ -135,32 +141,51 @@ async def _publish(
     return Settlement(settled=settled, receipt=receipt, theirs=theirs)
 
 
+def _committed_later(run: str, error: DiskFull) -> DiskFull:
+    return DiskFull(
+        f"{run} is verified, and will be committed when there is room: {error.message}",
+        hint="do not run it again. Free space where the home is: the next request commits it, or whoever opens the "
+        "session next",
+    )
+
+
 def _publish_files(
     books: Books, verified: Verified, after: State, *, redo: bool, same_inode: frozenset[Parts]
 ) -> list[str]:
     workspace = books.workspace
     stage = workspace.stage_path(verified.stage)
     crashpoint("settle.publish.before")
-    try:
+    with _refusals_of(workspace):
         theirs = publish(
             stage, workspace.files, verified.changes, books.blobs,
             redo=redo, intact=workspace.intact, same_inode=same_inode,
         )  # fmt: skip
-    except OSError as error:
+        workspace.census = None  # as it was before this
         if workspace.shared is None:
-            raise
-        # Somebody else's doing: a mode, a mount, a directory that was moved. Nothing is lost; it can be tried again.
-        raise DiskFailed(
-            f"what was verified cannot be put into {workspace.shared}: {error}",
-            hint="make room for it there, and run any holdfast command in it again: it finishes what was begun",
-        ) from error
-    workspace.census = None  # as it was before this
-    if workspace.shared is None:
-        workspace.intact.remember(verified.changes)
-    crashpoint("settle.published")
-    write_manifest(books, after)
+            workspace.intact.remember(verified.changes)
+        crashpoint("settle.published")
+        write_manifest(books, after)
     crashpoint("settle.manifest.written")
     return theirs
+
+
+@contextmanager
+def _refusals_of(workspace: Workspace) -> Iterator[None]:
+    """No descriptor that is free, a mode, a mount, a directory that was moved: nothing is lost, and it can be done
+    again. But a part of it may be in place, and nothing runs on that before all of it is."""
+    try:
+        yield
+    except OSError as error:
+        if workspace.shared is not None:
+            what, where = f"put into {workspace.shared}", "run any holdfast command in it again"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise durable.disk_failed("publish", error) from error
+        else:
+            what, where = "put in its place", "open the session again"
+        raise DiskFailed(
+            f"what is to last cannot be {what}: {error}",
+            hint=f"make way for it, and {where}: it finishes what was begun",
+        ) from error
 
 
 def write_manifest(books: Books, state: State) -> None:
@@ -213,12 +238,13 @@ async def _roll_back(
 def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
     """From blobs, by way of a layer of its own: the same publish as any other."""
     crashpoint("settle.saved.before")
-    stage = books.workspace.stage_path(books.workspace.new_stage())
-    fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
-    publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
-    if books.workspace.shared is None:
-        books.workspace.intact.remember(changes)
-    write_manifest(books, after)
+    with _refusals_of(books.workspace):
+        stage = books.workspace.stage_path(books.workspace.new_stage())
+        fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
+        publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
+        if books.workspace.shared is None:
+            books.workspace.intact.remember(changes)
+        write_manifest(books, after)
     crashpoint("settle.saved.after")
 
 

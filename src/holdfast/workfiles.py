@@ -17,7 +17,7 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, StateMoved
+from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, SessionHalted, StateMoved
 from holdfast.expectations import PathLike
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry, Memory
@@ -200,6 +200,18 @@ def files_at(books: Books, version: int) -> dict[str, FileEntry]:
 # -- one change --------------------------------------------------------------------------------------------------
 
 
+class _Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is ready to be committed."""
+
+    stage: str
+    changes: list[Change]
+    on_host: list[str]
+    """Files that it replaces and that were changed on the host."""
+    then: Names | str
+    """The names that come back with memory; or why it does not."""
+    same_inode: frozenset[Parts]
+
+
 async def _change(
     session: LiveSession, *, kind: Literal["write", "restore"], goal: str, fill: Fill, back_to: Ckpt | None = None
 ) -> Written:
@@ -210,18 +222,15 @@ async def _change(
             planned = _planned(session, new_id(kind), kind=kind, goal=goal)
             session.books.journal.append_nowait(*session.books.note(planned))
             crashpoint("write.planned")
-            stage, changes = await _staged(session, planned, fill)
-            replaced = [change.path for change in in_data(changes) if change.before]
-            outside += await changed_on_host(session.books, replaced)
-            then = "" if back_to is None else session.names_at(back_to)
-            settlement = await _commit(session, planned, stage, changes, then=then)
+            staged = await _staged(session, planned, fill, back_to)
+            settlement = await _commit(session, planned, staged)
             written = Written(
                 id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
-                receipt=receipt(settlement.receipt.envelope), outside=outside,
-                outputs=[change for change in in_data(changes) if change.kind != "directory"],
+                receipt=receipt(settlement.receipt.envelope), outside=[*outside, *staged.on_host],
+                outputs=[change for change in in_data(staged.changes) if change.kind != "directory"],
             )  # fmt: skip
             if back_to is not None:
-                written = await _with_memory(session, written, back_to.version, then)
+                written = await _with_memory(session, written, back_to.version, staged.then)
     return written
 
 
@@ -252,44 +261,54 @@ def _names_back(session: LiveSession, run: str, then: Names | str) -> dict[str, 
     return {name: bound for name, bound in then.items() if now.get(name) != bound} | gone
 
 
-async def _staged(session: LiveSession, planned: Planned, fill: Fill) -> tuple[str, list[Change]]:
+async def _staged(session: LiveSession, planned: Planned, fill: Fill, back_to: Ckpt | None) -> _Staged:
     """What cannot be staged is a run that was rolled back."""
     books = session.books
+    stage = ""
     try:
-        return await books.in_thread(lambda: _stage(session, fill))
-    except (HoldfastError, OSError) as error:
-        reason = error.message if isinstance(error, HoldfastError) else str(error)
+        stage, changes = await books.in_thread(lambda: _stage(session, fill))
+        replaced = [change.path for change in in_data(changes) if change.before]
+        on_host = list(await changed_on_host(books, replaced))
+        then = "" if back_to is None else session.names_at(back_to)
+        same_inode = await books.in_thread(lambda: _same_inode(session, stage, changes, then))
+        return _Staged(stage=stage, changes=changes, on_host=on_host, then=then, same_inode=same_inode)
+    except Exception as error:  # a caller's source may raise anything, and no run is left without an end
+        reason = error.message if isinstance(error, HoldfastError) else _told(error)
         try:
             await settle(books, planned.run, reason=reason, blame="user")
         except HoldfastError as again:
             books.halt(again)
+        if stage:
+            await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
         raise
 
 
-async def _commit(
-    session: LiveSession, planned: Planned, stage: str, changes: list[Change], *, then: Names | str
-) -> Settlement:
+async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Settlement:
     books, before = session.books, session.books.state
-    same_inode = await books.in_thread(lambda: _same_inode(session, stage, changes, then))
     verified = Verified(
-        run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=stage, changes=changes,
-        names=_names_back(session, planned.run, then), receipt=b"",
+        run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=staged.stage,
+        changes=staged.changes, names=_names_back(session, planned.run, staged.then), receipt=b"",
     )  # fmt: skip
     facts = facts_of(planned, None, before, state_after(before, verified))
-    facts = msgspec.structs.replace(facts, changes=in_data(changes), finished_at=verified.at)
+    facts = msgspec.structs.replace(facts, changes=in_data(staged.changes), finished_at=verified.at)
     verified = msgspec.structs.replace(verified, receipt=statement(facts))
     session.published = True  # from here on the files below the kernel's layer may be others
     try:
         await books.journal.append(*books.note(_executed(planned.run), verified))
         crashpoint("write.verified")
-        return await settle(books, planned.run, same_inode=same_inode)
-    except HoldfastError as error:
-        books.halt(error)
+        return await settle(books, planned.run, same_inode=staged.same_inode)
+    except Exception as error:  # whatever it was, nothing runs on files of which nobody knows whether they are in place
+        known = error if isinstance(error, HoldfastError) else None
+        books.halt(known or SessionHalted(_told(error), hint="please report this"))
         if any(isinstance(record, Verified) for record in await books.recall(planned.run)):
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
-            await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
+            await books.in_thread(lambda: discard(session.workspace.stage_path(staged.stage)))
         raise
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _stage(session: LiveSession, fill: Fill) -> tuple[str, list[Change]]:

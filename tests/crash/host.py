@@ -60,9 +60,12 @@ def go_on(session: str) -> dict[str, Any]:
     return told(sessions[session])
 
 
-def close(session: str, keep: bool) -> dict[str, Any]:
+def close(session: str, keep: bool, at: str = "") -> dict[str, Any]:
+    passed.clear()
+    faults.arm(at)
     sessions.pop(session).close(keep=keep)
-    return {}
+    faults.arm("")
+    return {"passed": list(passed)}
 
 
 def told(session: Session) -> dict[str, Any]:

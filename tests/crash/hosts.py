@@ -66,8 +66,11 @@ class Host:
         self._process.kill()
         self.end()
 
-    def close(self, session: str, *, keep: bool) -> None:
-        assert self._answer("close", {"session": session, "keep": keep}) == b"{}\n", self._errors.read_text()
+    def close(self, session: str, *, keep: bool) -> list[str]:
+        """The crash points that it came by."""
+        answer = self._answer("close", {"session": session, "keep": keep})
+        assert answer, self._errors.read_text()
+        return msgspec.json.decode(answer, type=dict[str, list[str]])["passed"]
 
     def end(self) -> int:
         """Its exit code."""

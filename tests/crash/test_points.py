@@ -49,7 +49,7 @@ def test_every_point_in_the_source_is_passed_by_a_scenario(home: Path, lean: Pat
     for name in SCENARIOS:
         session = host.ask("create", scenario=name).session
         passed |= set(host.ask("play", session=session, scenario=name, at="").passed)
-        host.close(session, keep=False)
+        passed |= set(host.close(session, keep=False))
 
     assert host.end() == 0
     assert passed == points_in_source()

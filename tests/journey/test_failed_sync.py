@@ -1,11 +1,20 @@
 """A disk that does not keep what it is given: the session stops, says so, and is whole when it is opened again."""
 
+import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from holdfast import Session, settling
+from holdfast.config import default_home
+from holdfast.errors import DiskFailed
+from holdfast.store.sqlite import Store
+from holdfast.verify import check_in_home
 
 SHIM = Path(__file__).parents[1] / "unit" / "syncs.c"
 WORK = """
@@ -53,6 +62,46 @@ def test_a_failed_sync_stops_the_session_until_it_is_opened_again(tmp_path: Path
     assert outcomes == ["committed", *["disk_failed"] * 2], "the disk works again, and nobody trusts it"
 
     assert _run(AGAIN, session, env={"HOLDFAST_HOME": str(home)}) == "committed 'old' committed committed\n"
+
+
+CHANGES: dict[str, Callable[[Session], Any]] = {
+    "a cell": lambda s: s.run("open('a', 'w').write('a')"),
+    "a savepoint": lambda s: s.run("from holdfast.kit import save\nopen('a', 'w').write('a'); save('a'); 1 / 0"),
+    "a write": lambda s: s.write("a", "a"),
+    "a restore": lambda s: s.restore(s.history()[0].ckpt),
+}
+
+
+@pytest.mark.parametrize("fails", ["publish", "write_manifest"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_cannot_be_put_in_its_place_stops_the_session_and_is_there_when_it_is_opened_again(
+    change: str, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor_is_left(*_: object, **__: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    session = Session(memory="256M", timeout=30)
+    session.write("a", "a")
+    session.write("b", "b")
+    if change != "a restore":
+        session.remove("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(settling, fails, no_descriptor_is_left)
+        with pytest.raises(DiskFailed, match="Too many open files"):
+            CHANGES[change](session)
+    with pytest.raises(DiskFailed, match="Too many open files"):
+        session.run("open('c', 'w').write('c')")
+    known = session.id
+    session.close(keep=True)
+
+    with Session(resume=known) as again:
+        assert [entry.path for entry in again.files()] == (["a"] if change == "a restore" else ["a", "b"])
+        assert again.run("open('a').read()").text == "'a'"
+        assert again.info().state == "ready"
+        store = Store(default_home() / "journal.sqlite3", read_only=True)
+        report = check_in_home(store, again.id, default_home())
+        store.close()
+        assert (report.problem, report.unsettled) == ("", [])
 
 
 def _run(code: str, *arguments: str, env: dict[str, str]) -> str:

@@ -1,15 +1,17 @@
 """A session's files from outside: what is committed can be read, and what is written is a run like any other."""
 
+import errno
 import hashlib
+import io
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 
-from holdfast import Run, Session
+from holdfast import Run, Session, engine, workfiles
 from holdfast.errors import DiskLimit, FileUnknown, HoldfastError, InvalidSetting
 from holdfast.workfiles import Written
 
@@ -186,6 +188,50 @@ def test_more_than_the_disk_holds_is_refused_and_leaves_nothing(where: dict[str,
         small.remove("f")
         small.write("g", b"x" * (10 << 20))
         assert seen(small, "os.listdir()") == "['g']"
+
+
+class Broken(io.RawIOBase):
+    """A source that ends as nobody expects: a file that its owner closes, a stream with a bug."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise LookupError("it was closed meanwhile")
+
+
+@pytest.mark.embedded("a server reads from its own client")
+def test_a_source_that_fails_as_nobody_expects_leaves_no_run_without_an_end(session: Session) -> None:
+    live = session._session._transport._session
+    session.write("f", "before")
+    with pytest.raises(LookupError):
+        engine.wait(lambda: workfiles.write(live, "f", cast(BinaryIO, Broken())))
+
+    assert (live.books.open, session.info().state, session.read("f")) == ({}, "ready", b"before")
+    last = session.history()[-1]
+    assert (last.status, last.reason) == ("rolled_back", "LookupError: it was closed meanwhile")
+    assert seen(session, "open('f').read()") == "before"
+
+
+@pytest.mark.embedded("a look is made to fail inside the host")
+def test_a_host_file_that_cannot_be_looked_at_leaves_nothing_staged(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = session._session._transport._session
+    session.write("f", "before")
+    ok(session.run("1"))
+
+    async def fails(*_: object) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    stages = live.workspace.path / "stages"
+    session.names()  # all is at rest
+    before = sorted(os.listdir(stages))
+    with monkeypatch.context() as patched:
+        patched.setattr(workfiles, "changed_on_host", fails)
+        with pytest.raises(OSError, match="Too many open files"):
+            session.write("f", "after")
+
+    assert (live.books.open, session.history()[-1].status, session.read("f")) == ({}, "rolled_back", b"before")
+    session.names()
+    assert len(os.listdir(stages)) == len(before)
 
 
 def test_files_can_be_read_while_a_run_goes_on_and_are_those_of_the_last_commit(session: Session) -> None:

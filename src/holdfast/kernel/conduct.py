@@ -159,7 +159,8 @@ class Conduct:
             for event in self._kernel.collect():
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
-            sent = self._kernel.send_nowait(request)
+            # Not to a dead one: its snapshot has the same socket, and would find the request there.
+            sent = self._is_over() or self._gone is not None or self._kernel.send_nowait(request)
             wake()
             if not sent:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here

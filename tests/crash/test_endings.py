@@ -1,0 +1,45 @@
+"""The host is killed while it deletes a session."""
+
+from pathlib import Path
+
+import pytest
+from tests.crash.crashes import moments
+from tests.crash.hosts import Host
+from tests.crash.sound import check_books, check_nothing_left, on_disk
+
+from holdfast.store.sqlite import Store
+
+pytestmark = pytest.mark.timeout(300)
+GONE = "durable.rename.after"
+
+
+def test_a_session_that_is_being_deleted_is_whole_or_gone(home: Path, lean: Path) -> None:
+    host = Host(home, lean)
+    passed = host.close(host.ask("create", scenario="changes").session, keep=False)
+    assert {GONE, "remove.moved", "remove.emptied"} <= set(passed)
+    for moment in moments(passed, thorough=True):
+        before = host.ask("create", scenario="changes")
+        host.dies("close", session=before.session, keep=False, at=moment.at)
+        host = Host(home, lean)
+        if passed.index(moment.at.partition(":")[0]) < passed.index(GONE):
+            after = host.ask("resume", session=before.session)
+            assert after.files == before.files == on_disk(home, before.session), moment.at
+            check_books(home, after)
+            host.close(before.session, keep=False)
+        else:
+            other = host.ask("create", scenario="changes").session  # the home is open, and was settled before
+            assert [path for path in (home / "sessions").iterdir() if before.session in path.name] == [], moment.at
+            assert known(home) == [other], moment.at
+            host.close(other, keep=False)
+
+    assert host.end() == 0
+    assert (known(home), list((home / "sessions").iterdir())) == ([], [])
+    check_nothing_left(home)
+
+
+def known(home: Path) -> list[str]:
+    store = Store(home / "journal.sqlite3", read_only=True)
+    try:
+        return [row.id for row in store.sessions()]
+    finally:
+        store.close()
