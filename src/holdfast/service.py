@@ -182,7 +182,7 @@ class Service:
         for other in [kept for kept in self._spares if kept != key]:
             await self._spares.pop(other).close()
         if key not in self._spares:
-            with suppress(HoldfastError):  # whoever asks for a session will be told
+            with suppress(HoldfastError, OSError):  # whoever asks for a session will be told
                 self._spares[key] = await self._start_session(environment, limits)
 
     async def end_session(self, session: LiveSession, *, keep: bool = False) -> None:
@@ -296,8 +296,7 @@ class Service:
         with anyio.CancelScope(shield=True):
             if self._refilling is not None:
                 self._refilling.cancel()
-                with suppress(asyncio.CancelledError):
-                    await self._refilling
+                await asyncio.wait([self._refilling])  # however it ended
             async with AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
                 steps.callback(self.home.release)
                 steps.push_async_callback(self.journal.close)

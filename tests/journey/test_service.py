@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown
 from holdfast.home import acquire
 from holdfast.opening import open_service
 from holdfast.service import Service
+from holdfast.sessions import LiveSession
 
 LIMITS = Limits(memory_bytes=256 << 20)
 
@@ -54,6 +55,26 @@ async def test_one_session_that_fails_to_close_keeps_nobody_else_from_it(
         assert not any(service.is_live(each.id) for each in sessions)
     finally:
         await service.close()
+
+
+@pytest.mark.parametrize("error", [OSError("no room for a spare"), LookupError("a fault of ours")])
+async def test_a_spare_that_did_not_come_up_keeps_nobody_from_closing_the_home(
+    error: Exception, tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await open_service(Settings(home=tmp_path / "home"))
+    session = await service.create_session(limits=LIMITS, env=lean)
+
+    async def fail(*_: object) -> LiveSession:
+        raise error
+
+    monkeypatch.setattr(service, "_start_session", fail)  # the one that is begun behind the first
+    assert service._refilling is not None
+    await asyncio.wait([service._refilling])
+    await service.close()
+
+    assert session.ended.is_set()
+    assert list((tmp_path / "home/sessions").iterdir()) == []
+    acquire(tmp_path / "home").release()  # the home is free
 
 
 async def test_a_session_is_not_resumed_while_it_is_deleted(service: Service, lean: Path) -> None:
