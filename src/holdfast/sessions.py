@@ -58,6 +58,8 @@ class LiveSession:
         """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
+        self._queue = anyio.Lock(fast_acquire=True)
+        """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
         self._turn = anyio.Lock(fast_acquire=True)
         self._settling: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -132,7 +134,8 @@ class LiveSession:
         return self.computer.stop(Stop(reason="interrupted", message="the run was interrupted"))
 
     async def reset(self) -> None:
-        """Purge memory, end every process, wipe the namespace. Files stay; the generation rises."""
+        """Purge memory, end every process, wipe the namespace. Files stay; the generation rises. What runs is
+        interrupted; what waits for its turn runs afterwards, in the new generation."""
         self.interrupt()
         async with self._turn:
             self._refuse_if_closed()
@@ -142,7 +145,8 @@ class LiveSession:
             await self.computer.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
-        """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books."""
+        """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
+        runs is interrupted; what waits for its turn is refused."""
         self.interrupt()
         async with self._turn:
             if self._closed:
@@ -171,7 +175,7 @@ class LiveSession:
     async def turn(self, *, changes_memory: bool = True) -> AsyncIterator[Computer]:
         """The session's turn. Frozen until it is given something to do; afterwards, without the caller, protected and
         frozen again."""
-        async with self._turn:
+        async with self._queue, self._turn:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
             await self._ensure_kernel()
@@ -184,7 +188,7 @@ class LiveSession:
     @asynccontextmanager
     async def quiet_turn(self) -> AsyncIterator[Computer]:
         """The same for what the host does by itself: the kernel stays frozen."""
-        async with self._turn:
+        async with self._queue, self._turn:
             await self._refuse_if_unfit()
             try:
                 yield self.computer
