@@ -24,8 +24,20 @@ PLACE = Path("/var/tmp/holdfast-ordinary-user")
 CLONE = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
 # Not what does not depend on who runs it and takes minutes: how a host that was killed is settled, functions without a
-# sandbox, the tools of MCP, and everything again over HTTP.
-WITH_ONE_ID = ["tests/stress", "tests/journey", "tests/escape", "--ignore=tests/journey/mcp"]
+# sandbox, and the faces, which reach a session as the tests that stay do. They ran once, with the whole suite.
+FACES = (
+    "tests/journey/mcp",
+    "tests/journey/test_docs.py",
+    "tests/journey/test_http.py",
+    "tests/journey/test_http_schema.py",
+    "tests/journey/test_jupyter.py",
+    "tests/journey/test_jupyterlab.py",
+    "tests/journey/test_raw_kernel.py",
+    "tests/journey/test_remote.py",
+    "tests/escape/test_doors.py",
+    "tests/escape/test_server.py",
+)
+WITH_ONE_ID = ["tests/stress", "tests/journey", "tests/escape", *(f"--ignore={path}" for path in FACES)]
 WITH_TWO_IDS = ["tests/escape/test_identity.py", "tests/escape/test_processes.py"]
 
 

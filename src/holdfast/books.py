@@ -191,13 +191,19 @@ class Books:
         self.journal.append_nowait(PutSession(session=self.session, row=self.row))
 
     async def recall(self, run: str) -> list[AnyRecord]:
-        """A run's records as the journal has them, after a write of some failed."""
+        """A run's records as the journal has them, after a write of some failed; what lingers is written first."""
+        await self.journal.wait_tried(self.session)
         records = await self.read(lambda store: store.records(run))
-        if records:
+        if records and not isinstance(records[-1], Settled):
             self.open[run] = records
         else:
             self.open.pop(run, None)
         return records
+
+    def staged(self) -> set[str]:
+        """Layers that verified runs have still to be published from."""
+        noted = (record for records in self.open.values() for record in records)
+        return {record.stage for record in noted if isinstance(record, Verified)}
 
     def refuse_if_halted(self) -> None:
         if self.stopped is not None:

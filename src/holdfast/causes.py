@@ -10,8 +10,10 @@ import msgspec
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Outcome
 from holdfast.model import Memory, Mode, RunError
+from holdfast.preflight import ipython
 
 _MIB = 1 << 20
+_SHORT, _MOST_NAME, _MOST_TEXT = 2_000, 200, 100_000
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
@@ -43,6 +45,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
     """The error of a run, or None if it ended well."""
+    if outcome.raised is not None:
+        outcome = msgspec.structs.replace(outcome, raised=_bounded(outcome.raised))
     if outcome.finished is None:
         loss = _explain_loss(outcome, memory)
         return msgspec.structs.replace(loss, line=loss.line or _last_line_in_cell(outcome.location))
@@ -61,6 +65,11 @@ def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
     )
 
 
+def in_short(error: RunError) -> str:
+    """For the journal and for receipts."""
+    return f"{error.name}: {error.message}"[:_SHORT]
+
+
 def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
     """The error, and in its message what became of memory (where that is not plain from the code)."""
     if error.code in ("exception", "syntax"):
@@ -77,12 +86,8 @@ def keeps_memory(error: RunError, mode: Mode) -> bool:
 @functools.lru_cache(maxsize=2)  # the plan has read it when the run ends
 def bound_names(code: str) -> frozenset[str]:
     """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
-    try:
-        module = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a magic, or worse
-        return frozenset()
     names: set[str] = set()
-    pending: list[ast.AST] = [module]
+    pending: list[ast.AST] = [tree] if (tree := ipython.read(code).tree) else []
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -96,6 +101,16 @@ def bound_names(code: str) -> frozenset[str]:
             names.add((node.asname or node.name).partition(".")[0])
         pending.extend(ast.iter_child_nodes(node))
     return frozenset(name for name in names if not name.startswith("_") and name != "*")
+
+
+def _bounded(raised: wire.Raised) -> wire.Raised:
+    """No longer than an honest guest sends it."""
+    return msgspec.structs.replace(
+        raised,
+        name=raised.name[:_MOST_NAME],
+        message=raised.message[:_MOST_TEXT],
+        traceback=raised.traceback[-_MOST_TEXT:],
+    )
 
 
 def _explain_stop(outcome: Outcome) -> RunError | None:
@@ -121,7 +136,7 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
 
 def _last_line_in_cell(location: str) -> int | None:
     """From what faulthandler wrote: most recent call first."""
-    found = re.findall(r'File "(<ipython-input-[^"]*)", line (\d+)', location)
+    found = re.findall(r'File "(<ipython-input-[^"]*)", line (\d{1,9})', location)
     # The outermost is the cell that runs; further in may be functions of earlier cells, with lines of their own.
     return next((int(line) for name, line in found if name == found[-1][0]), None)
 

@@ -5,6 +5,7 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
+from collections.abc import Collection
 from contextlib import suppress
 
 import anyio
@@ -310,10 +311,11 @@ class Computer:
         """The kernel was a snapshot, and has none itself."""
         return self.now is not None and bool(self.protection.kept.woken)
 
-    async def sweep(self) -> None:
-        """Remove the layers that are done with."""
-        left, self._left = self._left, []
-        for name in left:
+    async def sweep(self, *, wanted: Collection[str]) -> None:
+        """Remove the layers that are done with; not those that a run has still to be published from."""
+        done = [name for name in self._left if name not in wanted]
+        self._left = [name for name in self._left if name in wanted]
+        for name in done:
             await anyio.to_thread.run_sync(discard, self.workspace.stage_path(name))
 
     # -- parts -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskFull             there was no room for it: nothing was written, and nothing is in doubt
+    │   └── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
@@ -130,7 +130,8 @@ class DiskFailed(HoldfastError):
 
 
 class DiskFull(DiskFailed):
-    """No room for a write. Nothing of it is there, so that it may be tried again when there is room."""
+    """No room for a write. Nothing of it is there, so that it may be tried again when there is room: by the caller; or,
+    if the run was verified by then, by us alone, which the message says."""
 
 
 class StateMoved(HoldfastError):

@@ -48,14 +48,13 @@ _USUAL = 1 / 8
 class _Unit:
     """Writes that stand or fall together, and who waits for them, if anybody does."""
 
-    def __init__(self, writes: Sequence[AnyWrite], waiter: "asyncio.Future[None] | None") -> None:
+    def __init__(
+        self, writes: Sequence[AnyWrite], waiter: "asyncio.Future[None] | None", *, session: str | None = None
+    ) -> None:
         self.writes = writes
         self.waiter = waiter
+        self.sessions = {write.session for write in writes} if session is None else {session}
         self.error: BaseException | None = None
-
-    @property
-    def sessions(self) -> set[str]:
-        return {write.session for write in self.writes}
 
     @property
     def tags(self) -> list[str]:
@@ -88,15 +87,19 @@ class Journal:
 
     async def append(self, *writes: AnyWrite) -> None:
         """Returns when all of it is durable. ValueError: a record that is not legal there; nothing was written."""
+        waiter = await self._push(writes)
+        await waiter
+
+    async def _push(self, writes: Sequence[AnyWrite], *, session: str | None = None) -> "asyncio.Future[None]":
         waiter = asyncio.get_running_loop().create_future()
-        self._enqueue(_Unit(writes, waiter))
+        self._enqueue(_Unit(writes, waiter, session=session))
         try:
             if self._usual_s < _QUICK_S:
                 await asyncio.sleep(0)  # whoever else is ready to append gets into the same commit
         finally:
             if not waiter.done() and not self._write_here():
                 self._bell.put(True)
-        await waiter
+        return waiter
 
     def append_nowait(self, *writes: AnyWrite) -> None:
         """Queue it before all that is appended later. If it fails, so does the session's next `append`."""
@@ -118,6 +121,13 @@ class Journal:
     async def wait_written(self) -> None:
         """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""
         await self.append()
+
+    async def wait_tried(self, session: str) -> None:
+        """All that was queued of a session is durable, or has failed: nobody else is told of that any more, and what
+        is there says which."""
+        waiter = await self._push((), session=session)
+        await asyncio.wait([waiter])
+        waiter.exception()
 
     async def read(self, query: Callable[[Store], T]) -> T:
         """Ask the store something; all of the query sees one state, with every append that has returned."""

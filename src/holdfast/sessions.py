@@ -138,11 +138,10 @@ class LiveSession:
         interrupted; what waits for its turn runs afterwards, in the new generation."""
         self.interrupt()
         async with self._turn:
-            self._refuse_if_closed()
-            await self.wait_settled()
+            await self._refuse_if_unfit()
             await self.computer.renew()
             self.raise_generation("reset by the caller")
-            await self.computer.sweep()
+            await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
@@ -190,6 +189,8 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
+            if self.computer.now is None:  # its layer went with it, and may be among the files by now
+                await self._ensure_kernel()
             try:
                 yield self.computer
             finally:
@@ -204,6 +205,10 @@ class LiveSession:
             await settle_open(self.books)
             self.books.stopped = None
         self.books.refuse_if_halted()
+
+    async def sweep(self) -> None:
+        """Remove the layers that nobody wants any more."""
+        await self.computer.sweep(wanted=self.books.staged())
 
     async def roll_back(self, *, alive: bool, cause: str, run: str | None = None) -> Aftermath:
         """Memory and files as before; where memory could not be kept, the generation rises."""
@@ -260,7 +265,7 @@ class LiveSession:
             except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
                 await computer.end_kernel()
             computer.freeze()
-        await computer.sweep()
+        await self.sweep()
         await retention.trim(self.books, self.limits)
         await computer.disk.take_stock()
 

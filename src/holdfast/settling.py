@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast import durable, manifest
 from holdfast.books import Books
-from holdfast.errors import DiskFailed
+from holdfast.errors import DiskFailed, DiskFull
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified
@@ -87,7 +87,10 @@ async def settle(
     found before that; `answer` is what whoever comes with its key again gets."""
     told = story(books.open[run])
     if told.verified is not None:
-        settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
+        try:
+            settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
+        except DiskFull as error:
+            raise _committed_later(run, error) from error
     else:
         settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, answer=answer)
     del books.open[run]
@@ -136,6 +139,14 @@ async def _publish(
     books.adopt(sealed(after, receipt.sha256))
     books.remember(after.version, verified.changes)
     return Settlement(settled=settled, receipt=receipt, theirs=theirs)
+
+
+def _committed_later(run: str, error: DiskFull) -> DiskFull:
+    return DiskFull(
+        f"{run} is verified, and will be committed when there is room: {error.message}",
+        hint="do not run it again. Free space where the home is: the next request commits it, or whoever opens the "
+        "session next",
+    )
 
 
 def _publish_files(

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from holdfast import checks, once, planning, recovery
-from holdfast.causes import bound_names, keeps_memory, with_fate
+from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
 from holdfast.executions import Aftermath, Execution
@@ -26,8 +26,9 @@ from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.plans import Plan, card_of
+from holdfast.preflight import check_syntax
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, RunCard, Settled, Verified
+from holdfast.records import Change, Check, Executed, RunCard, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
@@ -41,6 +42,8 @@ from holdfast.statements import statement
 from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
 
 Kept = Literal["committed", "kept"]
+Ended = tuple[Run, BaseException | None]
+"""What came of it, and why its caller does not get that: he went away, or his callback failed."""
 
 
 async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
@@ -54,6 +57,10 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
         if recorded is not None:
             return recorded
         async with session.turn() as computer:
+            if attempt > 1:  # one that had no end, because the disk was full, has one now: the turn began with that
+                recorded, attempt = await once.earlier_answer(session.books, request)
+                if recorded is not None:
+                    return recorded
             return await _Transaction(session, computer, request, attempt=attempt).run(emit, ask)
 
 
@@ -81,11 +88,24 @@ class _Transaction:
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
-        self.is_back = False
-        """Memory and files are as before."""
+        self.is_back = True
+        """Memory and files are as before: nothing has begun yet, or all of it was taken back."""
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
+        try:
+            ended, given_up = await self._to_its_end(emit, ask)
+        except BaseException as error:  # whatever it was that we did wrong, no run is left without an end
+            with anyio.CancelScope(shield=True):
+                await self._give_up(error)
+            raise
+        finally:
+            self.books.executed.discard(self.id)
+        if given_up is not None:
+            raise given_up
+        return ended
+
+    async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Ended:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         self.plan.outside = await changed_outside(self.books, self.computer)
         if self.request.rehearse:
@@ -96,29 +116,21 @@ class _Transaction:
                 await rest
             if missing := planning.missing(self.plan.card):
                 with anyio.CancelScope(shield=True):
-                    return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+                    ended = await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+                return ended, None
         execution = await self._execute(emit, ask, meanwhile=lambda: self.plan.begin(watched=emit is not None))
         crashpoint("run.executed")
         self.books.executed.add(self.id)
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._refuse_if_unplanned(execution)
-                ended = await self._end(execution)
-        finally:
-            self.books.executed.discard(self.id)
-        if execution.given_up is not None:
-            raise execution.given_up
-        return ended
+        if not self.plan.is_noted:  # a fault of ours, and nothing that ran without a plan stays
+            raise execution.given_up or RuntimeError("a run without a plan")
+        with anyio.CancelScope(shield=True):
+            ended = await self._decide(execution)
+        return ended, execution.given_up
 
     # -- execute -----------------------------------------------------------------------------------------------
 
-    async def _refuse_if_unplanned(self, execution: Execution) -> None:
-        """A fault of ours, and nothing that ran without a plan stays."""
-        if not self.plan.is_noted:
-            await self.session.roll_back(alive=False, cause="the run could not be planned", run=self.id)
-            raise execution.given_up or RuntimeError("a run without a plan")
-
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
+        self.is_back = False
         turn = self.computer.next_turn()
         code = self.request.code
         request = (
@@ -135,19 +147,9 @@ class _Transaction:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    async def _end(self, execution: Execution) -> Run:
-        try:
-            return await self._decide(execution)
-        except HoldfastError as error:
-            await self._give_up(error)
-            raise
-        except Exception as error:  # whatever it was that we did wrong, no run is left without an end
-            await self._give_up(SessionHalted(f"{type(error).__name__}: {error}", hint="please report this"))
-            raise
-
     async def _decide(self, execution: Execution) -> Run:
         error = execution.error
-        if execution.outcome.finished is None or (error is not None and not keeps_memory(error, self.mode)):
+        if execution.outcome.finished is None or (error is not None and not self._leaves_as_is(error)):
             assert error is not None
             return await self._roll_back(execution, error)
         if error is not None and error.code == "syntax":  # nothing was started
@@ -160,28 +162,52 @@ class _Transaction:
             return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
         return await self._commit(execution, verdict)
 
-    async def _give_up(self, error: HoldfastError) -> None:
+    def _leaves_as_is(self, error: RunError) -> bool:
+        """Whether nothing is to be taken back. That nothing ran of it a guest can say of any cell: we look as well."""
+        believed = error.code != "syntax" or check_syntax(self.request.code) is not None
+        return believed and keeps_memory(error, self.mode)
+
+    async def _give_up(self, error: BaseException) -> None:
         """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
         opens the session next, and nothing runs in it until then."""
-        records = await self.books.recall(self.id)
-        if any(isinstance(record, Verified) for record in records):
-            self.books.halt(error)
+        fault = _told(error)
+        if self.plan.is_noted and self.id not in self.books.open:
+            return  # it has ended, and only its answer failed
+        if await self._is_verified():
+            self.books.halt(fault)
             await self.computer.end_kernel()
             return
         if not self.is_back:
-            await self.session.roll_back(alive=False, cause=error.message, run=self.id)
-        await self.computer.sweep()  # it may be its layer that fills the disk
+            await self._force_back(fault)
+        with suppress(OSError):
+            await self.session.sweep()  # it may be its layer that fills the disk
+        if self.plan.is_noted:
+            await self._settle_given_up(fault)
+
+    async def _is_verified(self) -> bool:
+        noted = self.books.open.get(self.id, [])
+        if not any(isinstance(record, Verified) for record in noted):
+            return False
+        return any(isinstance(record, Verified) for record in await self.books.recall(self.id))
+
+    async def _force_back(self, fault: HoldfastError) -> None:
         try:
-            if not records:  # its plan was in the commit that failed
+            await self.session.roll_back(alive=False, cause=fault.message, run=self.id)
+        except Exception:  # of a kernel that nobody can take back nothing is kept; the next turn starts another
+            await self.computer.end_kernel()
+
+    async def _settle_given_up(self, fault: HoldfastError) -> None:
+        try:
+            if not await self.books.recall(self.id):  # its plan was in the commit that failed
                 self.plan.note(at_once=False)
-            if not (records and isinstance(records[-1], Settled)):
-                await settle(self.books, self.id, reason=error.message, blame="system")
-        except HoldfastError as again:
-            self.books.halt(again)
+            if self.id in self.books.open:
+                await settle(self.books, self.id, reason=fault.message, blame="system")
+        except Exception as again:  # nothing runs here before somebody has settled it
+            self.books.halt(_told(again))
             with suppress(HoldfastError):
                 await self.books.recall(self.id)  # what was not written down is none of the next owner's business
-        if isinstance(error, DiskFailed) and not isinstance(error, DiskFull):
-            self.books.halt(error)
+        if isinstance(fault, DiskFailed) and not isinstance(fault, DiskFull):
+            self.books.halt(fault)
 
     # -- forward -----------------------------------------------------------------------------------------------
 
@@ -255,7 +281,7 @@ class _Transaction:
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
         alive = execution.outcome.finished is not None and (verdict is None or verdict.answered)
         self.undone = await touched(self.books, self.computer)
-        aftermath = await self.session.roll_back(alive=alive, cause=f"{error.name}: {error.message}", run=self.id)
+        aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
         if not alive:
             aftermath = msgspec.structs.replace(aftermath, discarded=sorted(bound_names(self.request.code)))
@@ -287,7 +313,7 @@ class _Transaction:
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=f"{error.name}: {error.message}",
+            reason=in_short(error),
             blame=_blame(execution),
             checks=verdict.checks,
             answer=answer,
@@ -300,7 +326,7 @@ class _Transaction:
         try:
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
         except DiskFull:
-            await self.computer.sweep()  # it may be the run's own layer that fills the disk, and that is done with
+            await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
                 self.plan.note(at_once=False)
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
@@ -309,7 +335,7 @@ class _Transaction:
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
 
-    async def _rehearse(self, emit: Emit | None) -> Run:
+    async def _rehearse(self, emit: Emit | None) -> Ended:
         """The same on live state, and then back, whatever came of it. No record of it is made."""
         protection = self.computer.protection
         if protection.unprotected and not self.computer.pristine:
@@ -325,9 +351,7 @@ class _Transaction:
             protection.pinned = False
         with anyio.CancelScope(shield=True):
             ended = await self._take_back(execution)
-        if execution.given_up is not None:
-            raise execution.given_up
-        return ended
+        return ended, execution.given_up
 
     async def _take_back(self, execution: Execution) -> Run:
         alive, verdict, cause = execution.outcome.finished is not None, Verdict(), "a rehearsal lost its snapshot"
@@ -336,6 +360,7 @@ class _Transaction:
                 verdict = await verify(self.books, self.computer, self.request, self.plan.card)
         finally:
             aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
+            self.is_back = True
         names = names_after(self.request, execution, self.before.live(), run=self.id)
         state = self.books.state
         return self._result(
@@ -349,6 +374,12 @@ class _Transaction:
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
+
+
+def _told(error: BaseException) -> HoldfastError:
+    if isinstance(error, HoldfastError):
+        return error
+    return SessionHalted(f"{type(error).__name__}: {error}", hint="please report this")
 
 
 def _blame(execution: Execution | None) -> Blame:

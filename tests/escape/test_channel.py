@@ -144,6 +144,44 @@ def test_a_forged_error_is_only_the_guests_own_word(session, tools):
     assert session.generation == 1
 
 
+def test_a_forged_error_takes_no_more_room_than_an_honest_one(session, tools):
+    forged = "wire.Raised(name='E' * 1000, message='x' * 10_000_000, traceback='y' * 10_000_000, kind='exception')"
+    run = session.run(tools.PRELUDE + f"from holdfast.kernel import wire\nforge({forged})")
+
+    assert (run.status, run.error.name) == ("rolled_back", "E" * 200)
+    assert len(run.error.message) == len(run.error.traceback) == 100_000
+    assert len(run.receipt.envelope) < 20_000
+
+
+def test_a_cell_that_claims_not_to_have_begun_is_taken_back_all_the_same(session, tools):
+    session.run("kept = []")
+    forged = "wire.Raised(name='SyntaxError', message='nothing was started', traceback='', kind='syntax')"
+    did = "kept.append('stays')\nopen('stays.txt', 'w').write('1')\n"
+    run = session.run(tools.PRELUDE + did + f"from holdfast.kernel import wire\nforge({forged})")
+
+    assert run.status == "rolled_back"
+    assert session.run("import os; kept, os.path.exists('stays.txt')").text == "([], False)"
+    assert session.files() == []
+
+
+def test_a_line_number_that_is_no_number_costs_nothing(session, tools):
+    session.run("x = 1")
+    run = tools.storm(
+        session,
+        """
+        lie = b'File "<ipython-input-1-a>", line ' + b'9' * 5000 + b'\\n'
+        for fd in map(int, os.listdir('/proc/self/fd')):
+            try:
+                if fd > 2 and os.readlink(f'/proc/self/fd/{fd}').startswith('pipe:'): os.write(fd, lie)
+            except OSError: pass
+        os._exit(1)
+        """,
+    )
+
+    assert (run.status, run.error.code) == ("rolled_back", "killed")
+    assert session.run("x").text == "1"
+
+
 @pytest.mark.parametrize(
     "message", ["Asked(prompt='password?')", "Named(names={})", "Completed(matches=[], start=-9, end=2**60)"]
 )

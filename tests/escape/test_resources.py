@@ -253,6 +253,23 @@ def test_a_fork_bomb_that_exits_and_forks_anew_ends_with_its_run(open_session, t
     tools.assert_works(session)
 
 
+def test_the_name_of_a_mapped_file_does_not_blind_who_counts_what_is_on_disk(session, tools):
+    run = tools.storm(
+        session,
+        """
+        import mmap
+        file = open('/mnt/data/a\\x0cb\\x85c', 'w+b')
+        file.truncate(4096)
+        held = mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE)
+        os.unlink(file.name)
+        open('/mnt/data/large', 'wb').write(b'x' * 5_000_000)
+        """,
+    )
+
+    assert (run.status, run.error) == ("committed", None)
+    assert session.info().state == "ready"
+
+
 def test_no_more_processes_than_allowed(open_session):
     session = open_session(processes=32)
     run = session.run("""

@@ -6,6 +6,7 @@ Whatever is tried, the host answers in time and the session does honest work aft
 import os
 import platform
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -610,6 +611,18 @@ def test_a_kernel_with_a_thousand_odd_open_files_wakes_with_all(session: Session
 
 
 # -- after a wake ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_asked_of_a_kernel_that_died_before_it_read_it_is_not_done_by_its_snapshot(session: Session) -> None:
+    attack(session, "done = []")
+    attack(session, "pass")
+    time.sleep(0.5)  # asleep: it dies when it wakes, with the request before it
+    session._session._transport._session.computer.kernel.kill()
+
+    run = session.run("done.append(1); open('done.txt', 'w').write('1')", key="once")
+
+    assert (run.status, run.memory) == ("rolled_back", "restored")
+    assert attack(session, "import os; done, os.path.exists('done.txt')").text == "([], False)"
 
 
 def test_a_woken_kernel_is_as_confined_as_the_one_before(session: Session) -> None:

@@ -345,6 +345,59 @@ def test_a_slow_reader_loses_nothing_and_who_stops_reading_stops_the_run(where: 
     asyncio.run(journey())
 
 
+def test_who_holds_a_stream_and_does_not_read_it_suspends_no_deadline_and_no_close(where: dict[str, Any]) -> None:
+    endless = "while True: print('x' * 1000, flush=True)"
+
+    async def journey() -> None:
+        session = AsyncSession(memory="256M", **where)
+        await session.open()
+        unread = session.stream(endless, timeout=1)
+        await anext(unread)
+        async with asyncio.timeout(10):
+            while (await session.info()).state == "running":
+                await asyncio.sleep(0.1)
+            assert (await session.run("6 * 7")).text == "42"
+        *_, run = [event async for event in unread]
+        assert isinstance(run, Run)
+        assert run.error is not None
+        assert run.error.code == "timeout"
+
+        unread = session.stream(endless)
+        await anext(unread)
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(10):
+            await session.close()
+        await unread.aclose()
+
+    asyncio.run(journey())
+
+
+def test_the_limits_hold_while_nobody_reads_what_is_printed() -> None:
+    code = """
+import threading, time
+def fill():
+    for n in range(1000):
+        with open(f'{n}', 'wb') as file: file.write(bytes(1 << 20))
+        time.sleep(0.002)
+threading.Thread(target=fill, daemon=True).start()
+while True: print('x' * 1000, flush=True)
+"""
+
+    async def journey() -> None:
+        async with AsyncSession(memory="256M", disk="64M", timeout=30) as session:
+            unread = session.stream(code)
+            await anext(unread)
+            async with asyncio.timeout(15):
+                while (await session.info()).state == "running":
+                    await asyncio.sleep(0.1)
+            *_, run = [event async for event in unread]
+            assert isinstance(run, Run)
+            assert run.error is not None
+            assert "its limit is 64 MiB" in run.error.message
+
+    asyncio.run(journey())
+
+
 def test_async_sessions_run_at_the_same_time(where: dict[str, Any]) -> None:
     settings = {"memory": "128M", **where}
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import AsyncSession, Run
-from holdfast.errors import KeyReused
+from holdfast import AsyncSession, Run, settling
+from holdfast.errors import DiskFull, KeyReused
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = True
@@ -104,3 +104,25 @@ async def test_another_request_with_the_same_key_is_refused(session: AsyncSessio
 
     assert (refused.value.code, "another key" in refused.value.hint) == ("key_reused", True)
     assert session.version == 1
+
+
+@pytest.mark.embedded("the disk is full in this process alone")
+async def test_what_is_verified_and_found_no_room_is_committed_and_not_run_again(
+    session: AsyncSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = settling.publish
+
+    def full_once(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(settling, "publish", publish)
+        raise DiskFull("the disk is full (rename)", hint="free space, then run it again")
+
+    monkeypatch.setattr(settling, "publish", full_once)
+    with pytest.raises(DiskFull, match="verified, and will be committed when there is room") as told:
+        await session.run(CODE, key="k")
+    again = await session.run(CODE, key="k")
+
+    assert "do not run it again" in told.value.hint
+    assert (again.status, again.attempt, again.replayed, again.version) == ("committed", 1, True, 1)
+    assert again.receipt is not None
+    assert await session.read("count.txt") == b"executed\n"
+    assert [entry.run for entry in await session.history()] == [again.id]

@@ -221,6 +221,21 @@ async def test_waiting_for_all_that_is_queued_tells_of_a_failure_and_leaves_it_t
     await journal.wait_written()
 
 
+async def test_who_asks_what_became_of_a_sessions_writes_has_all_of_them_tried_and_takes_the_failure(
+    journal: Journal,
+) -> None:
+    journal.append_soon(planned("r1"))
+    await journal.wait_tried("s1")
+    assert tags(await journal.read(lambda store: store.records("r1"))) == ["Planned"]
+
+    journal.append_nowait(settled("unknown", "s2"))
+    journal.append_nowait(settled("unknown", "s1"))
+    await journal.wait_tried("s1")
+    await journal.append(executed("r1"))
+    with pytest.raises(ValueError, match="run unknown"):
+        await journal.append(planned("r2", "s2"))
+
+
 async def test_a_caller_who_gives_up_has_written_all_the_same(journal: Journal) -> None:
     waiting = asyncio.create_task(journal.append(planned("r1")))
     await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import socket
 import threading
 from _thread import get_ident
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import msgspec
@@ -15,6 +15,8 @@ from holdfast.kernel import framing, wire
 MAX_MESSAGE_BYTES = 32 << 20
 """The host takes no larger message; what is larger is left out here, with a word about it."""
 
+_HOST_MESSAGE_BYTES = 1 << 30  # it is trusted
+_AT_ONCE = int(socket.MSG_DONTWAIT)
 _MAIN = get_ident()
 _decoder: "msgspec.msgpack.Decoder[wire.HostRequest]" = msgspec.msgpack.Decoder(wire.HostRequest)
 
@@ -26,7 +28,7 @@ class Channel:
         # Bound now: a cell that patches `socket.socket` for its own tests must not cut us off.
         self._keep, self._send, self._receive = sock, sock.send, sock.recv
         self._lock = threading.Lock()
-        self._assembler = framing.Assembler(max_bytes=1 << 30)  # the host is trusted
+        self._assembler = framing.Assembler(max_bytes=_HOST_MESSAGE_BYTES)
 
     def send(self, message: wire.Message) -> None:
         packets = framing.packets(message)
@@ -37,6 +39,13 @@ class Channel:
         with self._lock, _interrupts_deferred():
             for packet in packets:
                 self._send(packet)
+
+    def forget_unread(self) -> None:
+        """What was asked of the kernel before us is not ours to do: it died of it, or before it."""
+        self._assembler = framing.Assembler(max_bytes=_HOST_MESSAGE_BYTES)
+        with suppress(BlockingIOError):
+            while self._receive(framing.PACKET_BYTES + 1, _AT_ONCE):
+                pass
 
     def receive(self) -> wire.HostRequest | None:
         """The next request; None when the host has hung up."""

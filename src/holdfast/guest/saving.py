@@ -102,9 +102,12 @@ class SharedChannel:
         return paths.to_text(file.removeprefix(self._root))
 
     def _become_kernel(self) -> None:
-        """In a woken copy a thread may still wait for a reply that went to the kernel that died."""
+        """In a woken copy a request may lie that the kernel died of, or before; and a thread may still wait for a reply
+        that went to it."""
         self._kernel = getpid()
         with self._arrived:
+            self._channel.forget_unread()
+            self._requests.clear()
             if self._saving.locked() and not self._replies:
                 self._replies.append(wire.SavedReply(refused="the kernel was restored while this call waited"))
                 self._arrived.notify_all()

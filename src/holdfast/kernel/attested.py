@@ -4,6 +4,7 @@ import socket
 import struct
 
 from holdfast.kernel import framing
+from holdfast.sandbox import procfs
 
 _CREDENTIALS = struct.Struct("iii")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -22,8 +23,5 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
 
 def number_inside(pid: int) -> int:
     """A process's number in its own pid namespace; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            return next(int(line.split()[-1]) for line in status if line.startswith("NSpid:"))
-    except (OSError, StopIteration):
-        return 0
+    numbers = procfs.status(pid, b"NSpid")
+    return int(numbers[-1]) if numbers else 0

@@ -22,6 +22,7 @@ from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
 from holdfast.kernel.waiting import readable
+from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import MemoryWatch
 
 MAX_MESSAGE_BYTES = 33 << 20
@@ -387,9 +388,5 @@ class Kernel:
 
 
 def _ignores(pid: int, number: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            mask = next((line.split()[1] for line in status if line.startswith("SigIgn:")), "0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    mask = procfs.status(pid, b"SigIgn")
+    return bool(mask) and bool(int(mask[0], 16) >> (number - 1) & 1)

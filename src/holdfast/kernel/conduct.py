@@ -190,7 +190,8 @@ class Conduct:
             for event in self._kernel.collect():
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
-            sent = self._kernel.send_nowait(request)
+            # Not to a dead one: its snapshot has the same socket, and would find the request there.
+            sent = self._is_over() or self._gone is not None or self._kernel.send_nowait(request)
             wake()
             if not sent:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
@@ -220,17 +221,9 @@ class Conduct:
     async def _end(self) -> Outcome:
         """Wait for the end, and bring it about when it does not come by itself."""
         while not self._is_over():
-            now = time.monotonic()
-            if now >= self._deadline:
-                self.stop(Stop(reason="timeout", message=self._deadline_message))
-            if now >= self._kill_at and not self._killed:
-                await self._kill()
-            if now >= self._ask_again_at:  # IPython swallows one that comes in the midst of a hook of its own
-                self._heard, self._ask_again_at = False, float("inf")
-            if not self._heard:  # the cell had not begun when it was asked to end
-                self._heard = self._kernel.interrupt()
+            await self._keep_time()
             tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
-            for event in await self._kernel.wait(min(tick_s, max(0.001, self._deadline - now))):
+            for event in await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic()))):
                 await self._take(event)
             await self._check()
         self._stop_asking()
@@ -251,6 +244,18 @@ class Conduct:
 
     def _is_over(self) -> bool:
         return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
+
+    async def _keep_time(self) -> None:
+        """Ask the kernel to end when its time is over, ask again, and end it when it does not heed."""
+        now = time.monotonic()
+        if now >= self._deadline:
+            self.stop(Stop(reason="timeout", message=self._deadline_message))
+        if now >= self._kill_at and not self._killed:
+            await self._kill()
+        if now >= self._ask_again_at:  # IPython swallows one that comes in the midst of a hook of its own
+            self._heard, self._ask_again_at = False, float("inf")
+        if not self._heard:  # the cell had not begun when it was asked to end
+            self._heard = self._kernel.interrupt()
 
     async def _kill(self) -> None:
         self._killed = True
@@ -369,8 +374,23 @@ class Conduct:
         self._asked, self._asking = [], None
 
     async def _tell(self, event: Event) -> None:
-        if self._emit is not None:
-            await self._emit(event)
+        """A slow reader slows the cell down; the clock goes on, and from the end on he is not waited for any more."""
+        if self._emit is None:
+            return
+        telling = asyncio.ensure_future(self._emit(event))
+        try:
+            is_late = False
+            while not (await asyncio.wait([telling], timeout=_TICK_S))[0]:
+                if is_late:
+                    self._emit = None
+                    return
+                if not self._is_over():
+                    await self._keep_time()
+                    await self._ask_guards()
+                is_late = self._stop is not None or time.monotonic() >= self._deadline
+            telling.result()
+        finally:
+            telling.cancel()
 
     def _lose(self, reason: str) -> None:
         """A kernel that cannot be talked to any more is given a moment to have its death reported, then killed."""

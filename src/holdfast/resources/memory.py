@@ -19,7 +19,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 
 import anyio.to_thread
 
@@ -27,6 +26,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Stop
 from holdfast.resources.kept import Kept
+from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
 from holdfast.strays import kill_left
 
@@ -194,19 +194,11 @@ async def names_of(kernel: Kernel) -> dict[str, wire.Name]:
 
 def anonymous_bytes(pid: int) -> int:
     """Memory that belongs to no file; 0 if the process is gone."""
-    return sum(size for name, size in _sizes(f"/proc/{pid}/status") if name in ("RssAnon:", "RssShmem:"))
+    return procfs.sizes_bytes(f"/proc/{pid}/status", b"RssAnon", b"RssShmem")
 
 
 def private_bytes(pid: int) -> int:
     """Memory that only this process maps; 0 if it is gone."""
-    rollup = _sizes(f"/proc/{pid}/smaps_rollup")
-    return sum(size for name, size in rollup if name in ("Private_Clean:", "Private_Dirty:"))
-
-
-def _sizes(path: str) -> list[tuple[str, int]]:
-    """The lines `name: number kB` of a file of /proc."""
-    try:
-        lines = [line.split() for line in Path(path).read_text(errors="replace").splitlines()]
-    except OSError:
-        return []
-    return [(line[0], int(line[1]) << 10) for line in lines if len(line) == 3 and line[2] == "kB"]
+    with suppress(PermissionError):
+        return procfs.sizes_bytes(f"/proc/{pid}/smaps_rollup", b"Private_Clean", b"Private_Dirty")
+    return 0

@@ -13,6 +13,7 @@ stays empty, and /tmp and $HOME begin and end with a stage.
 """
 
 import os
+import re
 import secrets
 import stat
 from collections import deque
@@ -27,8 +28,10 @@ from holdfast.faults import crashpoint
 from holdfast.resources.census import Census
 from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
 from holdfast.resources.intact import Intact
+from holdfast.sandbox import procfs
 from holdfast.sandbox.mounts import DIRECTORIES
 
+_DELETED = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ (\S+) (\d+) +(.*) \(deleted\)", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOVED = ".holdfast-remove-"
 
@@ -266,13 +269,13 @@ def _mapped_and_deleted(pid: int, device: int) -> dict[int, int]:
     On a stage that has been replaced, paths lack their beginning: what is on the workspace's device is known by that.
     """
     held: dict[int, int] = {}
-    places, own = tuple(DIRECTORIES.values()), f"{os.major(device):02x}:{os.minor(device):02x}"
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            span, _, _, number, inode, *name = line.split(maxsplit=5)
-            if name and name[0].endswith(" (deleted)") and (number == own or name[0].startswith(places)):
-                first, last = (int(end, 16) for end in span.split("-"))
-                held[int(inode)] = held.get(int(inode), 0) + last - first
+    places = tuple(place.encode() for place in DIRECTORIES.values())
+    own = f"{os.major(device):02x}:{os.minor(device):02x}".encode()
+    with suppress(PermissionError):
+        for area in filter(None, map(_DELETED.fullmatch, procfs.lines(f"/proc/{pid}/maps"))):
+            first, last, number, inode, name = area.groups()
+            if number == own or name.startswith(places):
+                held[int(inode)] = held.get(int(inode), 0) + int(last, 16) - int(first, 16)
     return held
 
 

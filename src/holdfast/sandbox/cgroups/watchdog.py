@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups.contract import DEATH_S, Cgroup, Limits, Tree, check_name, send_signal
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -188,21 +189,13 @@ def _signal_all(pids: list[int], number: signal.Signals) -> None:
 
 
 def _resident(pid: int) -> int:
-    return _kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:"))
+    return procfs.sizes_bytes(f"/proc/{pid}/status", b"RssAnon", b"RssShmem")
 
 
 def _private_and_shared_part(pid: int) -> int:
     """What it alone holds, and its part of what it shares: sums to the truth over a session."""
     try:
-        return _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+        return procfs.sizes_bytes(f"/proc/{pid}/smaps_rollup", b"Pss_Anon", b"Pss_Shmem")
     except PermissionError:
         # Not dumpable, and we are not root. Counted in full: too much rather than too little.
         return _resident(pid)
-
-
-def _kilobytes(path: str, keys: tuple[str, ...]) -> int:
-    try:
-        lines = Path(path).read_text(errors="replace").splitlines()
-    except _GONE:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(keys))
