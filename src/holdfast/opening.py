@@ -131,7 +131,7 @@ async def _settle_session(books: Books) -> None:
         await settle_open(books)
     except HoldfastError as error:  # one session that cannot be trusted must not keep the others from their owner
         books.halt(error)
-        await books.journal.wait_written()
+        await books.journal.wait_written(books.session)
         return
     await anyio.to_thread.run_sync(books.workspace.sweep)
 

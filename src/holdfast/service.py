@@ -242,7 +242,7 @@ class Service:
         """End a session and delete its files and books, also one that is only kept."""
         if session_id in self._sessions:
             await self.end_session(self._sessions[session_id])
-            return await self.journal.wait_written()
+            return await self.journal.wait_written(session_id)
         if session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is being resumed", hint="ask again when it is open")
         self._refuse_if_dropping(session_id)

@@ -163,7 +163,7 @@ class LiveSession:
             return
         if keep:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
-            await self.books.journal.wait_written()
+            await self.books.journal.wait_written(self.id)
         else:
             await anyio.to_thread.run_sync(self.workspace.remove)
             self.books.journal.append_nowait(DropSession(session=self.id))
