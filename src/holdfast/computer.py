@@ -105,12 +105,9 @@ class Computer:
             shared=self.workspace.shared,
         )  # fmt: skip
         self.protection = Protection(
-            self.now.kernel,
-            self.now.cgroup,
-            cap_bytes=self.limits.memory_bytes,
-            reserve_bytes=self.limits.snapshot_reserve_bytes,
-            undo=self.limits.undo,
-        )
+            self.now.kernel, self.now.cgroup, cap_bytes=self.limits.memory_bytes,
+            reserve_bytes=self.limits.snapshot_reserve_bytes, undo=self.limits.undo,
+        )  # fmt: skip
         self.pristine, self._gauges = True, None
         self.now.cgroup.freeze()
         return self.now
@@ -152,12 +149,27 @@ class Computer:
     ) -> Execution:
         """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
         case and once, when the kernel has it, and done when this returns."""
-        assert self.now is not None
-        cgroup = self.now.cgroup
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.now.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    async def probe(self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float) -> Execution:
+        """Have the guest try what a caller declared: as a part of the same run, in what is left of its time."""
+        request = wire.Verify(turn=self.next_turn(), probes=probes)
+        return await self._carry_out(execution.conduct.successor(), request, timeout_s=timeout_s)
+
+    async def _carry_out(
+        self,
+        conduct: Conduct,
+        request: wire.Execute | wire.Shell | wire.Verify,
+        *,
+        timeout_s: float,
+        meanwhile: Meanwhile = nothing,
+    ) -> Execution:
+        assert self.now is not None
+        cgroup = self.now.cgroup
         gauges, self._gauges = self._gauges or _gauge(cgroup), None
         self._conduct, given_up = conduct, None
         self.protection.kept.woken = frozenset()
@@ -172,7 +184,7 @@ class Computer:
                 outcome = await conduct.abandon(Stop(reason="interrupted", message="the caller gave up"))
         finally:
             self._conduct = None
-            output.close()
+            conduct.output.close()
         left = set(cgroup.pids()) - self.protection.keep
         if left or outcome.finished is None or self.disk.has_written():
             with anyio.CancelScope(shield=True):
@@ -203,16 +215,6 @@ class Computer:
         """Requests are numbered, so that a belated reply ends no other."""
         self.kernel.turn += 1
         return self.kernel.turn
-
-    async def probe(self, probes: list[wire.Probe], *, timeout_s: float) -> list[str] | None:
-        """Have the guest try what a caller declared; None if it did not answer in time."""
-        turn = self.next_turn()
-        with anyio.move_on_after(timeout_s):
-            await self.kernel.send(wire.Verify(turn=turn, probes=probes))
-            probed = await self.kernel.expect(wire.Probed)
-            if probed is not None and probed.turn == turn and len(probed.failures) == len(probes):
-                return [failure[:2000] for failure in probed.failures]
-        return None
 
     def has_changes(self) -> bool:
         """Whether anything was written to disk since the layer was laid."""

@@ -119,9 +119,10 @@ class Journal:
         if self._queue:
             self._bell.put(True)
 
-    async def wait_written(self) -> None:
-        """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""
-        await self.append()
+    async def wait_written(self, session: str) -> None:
+        """All that was queued of a session is durable; raises if a part of it failed and nobody has been told yet."""
+        waiter = await self._push((), session=session)
+        await waiter
 
     async def wait_tried(self, session: str) -> None:
         """All that was queued of a session is durable, or has failed: nobody else is told of that any more, and what
@@ -198,7 +199,10 @@ class Journal:
             self._write(units)
         except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
             for unit in units:
-                self._fail(unit, unit.error or error)
+                if unit.writes:
+                    self._fail(unit, unit.error or error)
+                else:  # who only waits is told of his own
+                    self._check_told(unit)
             return
         _pass("journal.{}.after", tags)
 
@@ -218,7 +222,7 @@ class Journal:
 
     def _check_told(self, unit: _Unit) -> bool:
         """Whether no earlier failure is in the way; if one is, it becomes this unit's own."""
-        for session in sorted(unit.sessions or self._untold):
+        for session in sorted(unit.sessions):
             if session in self._untold:
                 self._fail(unit, self._untold[session])
                 return False
