@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from holdfast.books import KEPT_VERSIONS, Books
 from holdfast.config import Limits
-from holdfast.records import Change
+from holdfast.records import Change, Saved, Verified
 from holdfast.store.rows import DropResults
 
 KEPT_CALLS = 50
@@ -48,16 +48,27 @@ def needed(recent: Sequence[tuple[int, Sequence[Change]]]) -> set[str]:
     return {change.before for _, changes in recent for change in changes if change.before}
 
 
+def _wanted(books: Books) -> set[str]:
+    """Those, and what runs that have no end yet had saved, or had replaced when the disk was full."""
+    wanted = needed(books.recent)
+    for record in (record for records in books.open.values() for record in records):
+        if isinstance(record, Saved):
+            wanted |= {file.sha256 for file in record.files}
+        elif isinstance(record, Verified):
+            wanted |= {change.before for change in record.changes if change.before}
+    return wanted
+
+
 def _forget_oldest(books: Books) -> None:
     version, _ = books.recent.pop(0)
     books.oldest = version
 
 
 def _remove_unneeded(books: Books, limits: Limits) -> None:
-    books.blobs.forget(needed(books.recent))
+    books.blobs.forget(_wanted(books))
     while books.recent and books.blobs.size_bytes() > limits.disk_bytes:
         _forget_oldest(books)
-        books.blobs.forget(needed(books.recent))
+        books.blobs.forget(_wanted(books))
     keep = {books.state.manifest_sha256, *books.manifests()}
     for path in books.workspace.manifests.iterdir():
         if path.name not in keep:

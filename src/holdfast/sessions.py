@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from holdfast import retention
@@ -67,6 +68,8 @@ class LiveSession:
         self._closed = False
         self._names: dict[int, Names] = {}
         """Of the versions whose memory is kept."""
+        self._is_told = False
+        """There is no kernel, and whatever was lost with it is in the generation already."""
         self.ended = asyncio.Event()
         """Nothing of it is left but, if it was kept, its files and books."""
 
@@ -140,6 +143,7 @@ class LiveSession:
         async with self._turn:
             await self._refuse_if_unfit()
             await self.computer.renew()
+            self._is_told = False
             self.raise_generation("reset by the caller")
             await self.sweep()
 
@@ -177,8 +181,10 @@ class LiveSession:
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
-            await self._ensure_kernel()
-            await self._protect_the_beginning()
+            with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
+                await self._ensure_kernel()
+                await self._protect_the_beginning()
+            await anyio.lowlevel.checkpoint_if_cancelled()
             try:
                 yield self.computer
             finally:
@@ -190,7 +196,8 @@ class LiveSession:
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
             if self.computer.now is None:  # its layer went with it, and may be among the files by now
-                await self._ensure_kernel()
+                with anyio.CancelScope(shield=True):
+                    await self._ensure_kernel()
             try:
                 yield self.computer
             finally:
@@ -215,6 +222,7 @@ class LiveSession:
         aftermath = await self.computer.roll_back(alive=alive)
         if aftermath.memory == "lost":
             self.raise_generation(cause, run=run)
+        self._is_told = self.computer.now is None
         return aftermath
 
     def names_at(self, target: Ckpt) -> Names | str:
@@ -233,6 +241,7 @@ class LiveSession:
         self.published = False  # what is under the kernel now is fresh
         if aftermath.memory == "lost":
             self.raise_generation(f"the snapshot of version {version} did not wake")
+        self._is_told = self.computer.now is None
         return aftermath
 
     async def _ensure_kernel(self) -> None:
@@ -240,7 +249,9 @@ class LiveSession:
         computer = self.computer
         if computer.now is None:
             await computer.renew()
-            self.raise_generation("the kernel had ended between two runs")
+            if not self._is_told:
+                self.raise_generation("the kernel had ended between two runs")
+            self._is_told = False
         elif computer.pristine and not computer.now.kernel.is_alive():  # nothing is lost with it
             await computer.renew()
 

@@ -3,9 +3,10 @@ committed, and the session goes on or says why not."""
 
 from typing import Any
 
+import anyio
 import pytest
 
-from holdfast import Session, computer, engine, journal, settling, transaction
+from holdfast import AsyncSession, Session, computer, engine, journal, retention, settling, transaction
 from holdfast.computer import Computer
 from holdfast.errors import DiskFull
 from holdfast.kernel.conduct import Conduct
@@ -154,3 +155,35 @@ def test_a_file_can_be_written_as_soon_as_there_is_room(session: Session, monkey
 
     assert [entry.path for entry in session.files()] == ["f", "g"]
     assert session.run("open('f').read(), open('g').read()").text == "('1', '2')"
+
+
+def test_what_was_saved_is_kept_until_its_run_has_an_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("from holdfast import kit")
+    full(monkeypatch, settling, "_publish_saved", times=3)
+    with pytest.raises(DiskFull):
+        session.run("open('p', 'w').write('1'); kit.save('p'); 1 / 0")
+    retention._remove_unneeded(live(session).books, live(session).limits)
+
+    assert session.run("open('p').read()").text == "'1'"
+    assert ends(session) == ["committed", "rolled_back", "committed"]
+
+
+def test_who_goes_away_while_his_turn_is_made_ready_leaves_it_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, protect = list[str](), Computer.protect
+
+    async def slowly(computer: Computer, version: int) -> None:
+        told.append("begun")
+        await protect(computer, version)
+        await anyio.sleep(1.0)
+        told.append("done")
+
+    async def leave() -> None:
+        async with AsyncSession(memory="512M", timeout=30, undo=1) as session:
+            monkeypatch.setattr(Computer, "protect", slowly)
+            with anyio.move_on_after(0.5) as left:
+                await session.run("x = 1")
+            assert left.cancelled_caught
+            assert (await session.run("'x' in globals()")).text == "False"
+            assert told[:2] == ["begun", "done"]
+
+    anyio.run(leave)

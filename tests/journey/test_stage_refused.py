@@ -46,3 +46,20 @@ def test_what_is_written_after_it_is_committed(
     assert after.text == "['after.txt', 'before.txt']"
     assert [change.path for change in after.outputs] == ["after.txt"]
     assert [file.path for file in session.files()] == ["after.txt", "before.txt"]
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_memory_that_is_lost_is_lost_once_also_when_the_kernel_comes_later(
+    session: Session, unmountable: Callable[[int], None], ran: bool
+) -> None:
+    if ran:
+        session.run("x = 1")
+        session.names()
+    unmountable(4 if ran else 2)
+    failed = session.run("open('half.txt', 'w').write('1')\nimport os; os._exit(9)")
+    after = session.run("'x' in globals()")
+
+    assert (failed.memory, failed.generation) == (("lost", 2) if ran else ("restored", 1))
+    assert (after.text, after.generation) == ("False", failed.generation)
+    session.reset()
+    assert session.generation == failed.generation + 1
