@@ -178,11 +178,11 @@ class Session:
         return self._do(lambda reached: reached.interrupt())
 
     def reset(self) -> None:
-        """Purge memory, end processes, wipe the namespace. Files stay."""
+        """Purge memory, end processes, wipe the namespace. Files stay. What waits for its turn runs afterwards."""
         self._do(lambda reached: reached.reset())
 
     def close(self, *, keep: bool = False) -> None:
-        """End the session and delete its files; `keep=True` leaves them, for `resume=`. Closing twice is fine."""
+        """End the session and delete its files; `keep=True` leaves them, for `resume=`. Runs that wait are refused."""
         engine.wait(lambda: self._session._close(keep=keep))
 
     def _do(self, verb: Verb[T]) -> T:

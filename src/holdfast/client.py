@@ -304,11 +304,11 @@ class AsyncSession:
         return await self._do(lambda reached: reached.interrupt())
 
     async def reset(self) -> None:
-        """Purge memory, end processes, wipe the namespace. Files stay."""
+        """Purge memory, end processes, wipe the namespace. Files stay. What waits for its turn runs afterwards."""
         await self._do(lambda reached: reached.reset())
 
     async def close(self, *, keep: bool = False) -> None:
-        """End the session and delete its files; `keep=True` leaves them, for `resume=`. Closing twice is fine."""
+        """End the session and delete its files; `keep=True` leaves them, for `resume=`. Runs that wait are refused."""
         if self._transport is not None:
             await engine.run(lambda: self._close(keep=keep))
 

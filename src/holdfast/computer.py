@@ -5,8 +5,9 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -261,9 +262,10 @@ class Computer:
             taken_back = [n for n, value in before.items() if n not in after or after[n].address != value.address]
             return Aftermath(memory="restored", discarded=sorted(taken_back), not_restored=woken.not_restored)
         try:
-            await self.renew()
+            await self._follow(self.stage_path, self.renew)
         except HoldfastError:  # a run's result is not lost with it; the next request tries again
             self.now = None
+            self._leave_stage("")  # it may be what fills the disk
         return Aftermath(
             memory="restored" if was_pristine else "lost", discarded=sorted(before), unprotected=unprotected
         )
@@ -335,16 +337,26 @@ class Computer:
             self.untouched = await anyio.to_thread.run_sync(layers.touched_last, self.stage_path)
 
     async def _lay_stage(self) -> None:
-        self.untouched = {}
+        self._leave_stage(await anyio.to_thread.run_sync(self.workspace.new_stage))
+
+    def _leave_stage(self, following: str) -> None:
         if self.stage:
             self._left.append(self.stage)
-        self.stage = await anyio.to_thread.run_sync(self.workspace.new_stage)
-        self.stage_path = self.workspace.stage_path(self.stage)
+        self.stage, self.stage_path, self.untouched = following, self.workspace.stage_path(following), {}
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
         if self.has_changes():
-            await self._next_layer()
+            await self._follow(self.stage_path, self._next_layer)
+
+    async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:
+        """Lay another layer; if that is refused, once more without the dead one, which may be what leaves no room."""
+        try:
+            await lay()
+        except HoldfastError:
+            with suppress(OSError):  # a process that outlived its kill may still write there
+                await anyio.to_thread.run_sync(discard, dead)
+            await lay()
 
     async def _next_layer(self) -> None:
         if self.now is not None:

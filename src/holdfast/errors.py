@@ -9,7 +9,7 @@
     ├── KernelStartFailed        a kernel did not come up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
-    ├── SessionClosed            the session has ended
+    ├── SessionClosed            the session is not open, or not any more
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
@@ -106,7 +106,7 @@ class DiskLimit(HoldfastError):
 
 
 class SessionClosed(HoldfastError):
-    """The session has ended; its files are gone."""
+    """The session is not open: not yet, or not any more. Its files are gone, unless it was kept: then `resume=`."""
 
     code = "session_closed"
 

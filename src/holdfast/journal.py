@@ -7,9 +7,10 @@
 So after a crash the last record alone says what to do: `Verified` means publish (again) and settle; anything earlier
 means discard back to the last `Saved` and settle.
 
-What `append` is given is one unit: all of it is durable when it returns, or none of it ever will be. Units become
-durable in the order in which they were queued, many of them in one commit when many wait. A commit that failed is not
-tried again: everyone in it is told.
+What `append` is given is one unit: all of it is durable when it returns, and none of it ever will be if it fails.
+Unless it was the sync that failed (`SyncFailed`): it was written by then, and whoever opens the journal next finds all
+of it or nothing. Units become durable in the order in which they were queued, many of them in one commit when many
+wait. A commit that failed is not tried again: everyone in it is told.
 
 A plan that nobody waits for and nobody watches (`append_soon`) lingers for a few milliseconds: most runs are over by
 then, and it is in the commit that has their end. It keeps its place in the order. A host that dies meanwhile leaves no
@@ -118,9 +119,10 @@ class Journal:
         if self._queue:
             self._bell.put(True)
 
-    async def wait_written(self) -> None:
-        """All that was queued is durable; raises if a part of it failed and nobody has been told yet."""
-        await self.append()
+    async def wait_written(self, session: str) -> None:
+        """All that was queued of a session is durable; raises if a part of it failed and nobody has been told yet."""
+        waiter = await self._push((), session=session)
+        await waiter
 
     async def wait_tried(self, session: str) -> None:
         """All that was queued of a session is durable, or has failed: nobody else is told of that any more, and what
@@ -197,7 +199,10 @@ class Journal:
             self._write(units)
         except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
             for unit in units:
-                self._fail(unit, unit.error or error)
+                if unit.writes:
+                    self._fail(unit, unit.error or error)
+                else:  # who only waits is told of his own
+                    self._check_told(unit)
             return
         _pass("journal.{}.after", tags)
 
@@ -217,7 +222,7 @@ class Journal:
 
     def _check_told(self, unit: _Unit) -> bool:
         """Whether no earlier failure is in the way; if one is, it becomes this unit's own."""
-        for session in sorted(unit.sessions or self._untold):
+        for session in sorted(unit.sessions):
             if session in self._untold:
                 self._fail(unit, self._untold[session])
                 return False

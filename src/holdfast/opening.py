@@ -126,14 +126,16 @@ async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
 
 
 async def _settle_session(books: Books) -> None:
-    await books.load()
+    """One that cannot be trusted, or not be reached now, must not keep the others from their owner."""
     try:
+        await books.load()
         await settle_open(books)
-    except HoldfastError as error:  # one session that cannot be trusted must not keep the others from their owner
+        await anyio.to_thread.run_sync(books.workspace.sweep)
+    except HoldfastError as error:
         books.halt(error)
-        await books.journal.wait_written()
-        return
-    await anyio.to_thread.run_sync(books.workspace.sweep)
+        await books.journal.wait_written(books.session)
+    except OSError:  # nothing is lost, and whoever resumes it is told
+        pass
 
 
 def _sweep(home: Home, known: set[str]) -> None:
@@ -142,4 +144,5 @@ def _sweep(home: Home, known: set[str]) -> None:
         durable.sweep(home.keys)
     for directory in home.sessions.iterdir():
         if directory.name not in known:
-            remove_tree(directory)
+            with suppress(OSError):  # the next owner tries it again
+                remove_tree(directory)

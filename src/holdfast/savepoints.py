@@ -6,7 +6,10 @@ when the run is rolled back; when it commits they are among its files anyway.
 
 import os
 import time
+from collections.abc import Awaitable, Callable
 from typing import BinaryIO
+
+import anyio
 
 from holdfast import paths
 from holdfast.books import Books
@@ -19,6 +22,8 @@ from holdfast.records import FileEntry, Saved
 from holdfast.resources.descent import open_file
 from holdfast.retention import needed
 
+Recall = Callable[[], Awaitable[object]]
+"""Has the books go by what the journal has of the run (`plans.Plan.recall`)."""
 _MOST_FILES = 1_000
 _MOST_SAVES = 10_000
 
@@ -26,12 +31,13 @@ _MOST_SAVES = 10_000
 class Savepoints:
     """What one run has saved."""
 
-    def __init__(self, books: Books, computer: Computer, run: str) -> None:
+    def __init__(self, books: Books, computer: Computer, run: str, *, recall: Recall) -> None:
         self.steps: list[str] = []
         self.paths: list[str] = []
         self._books = books
         self._computer = computer
         self._run = run
+        self._recall = recall
         self._refused = ""
         self._bytes = 0
         self._copied: set[str] = set()
@@ -50,13 +56,21 @@ class Savepoints:
             files = await self._books.in_thread(lambda: self._copy(saving.paths, is_over))
             crashpoint("save.copied")
             record = Saved(run=self._run, at=time.time(), files=files, step=saving.step[:200])
-            await self._books.journal.append(*self._books.note(record))
+            await self._write_down(record)
             crashpoint("save.journalled")
         except (HoldfastError, OSError, ValueError) as error:
             return str(error)
         self.steps.append(record.step or f"step {len(self.steps) + 1}")
         self.paths = list(dict.fromkeys([*self.paths, *(file.path for file in files)]))
         return ""
+
+    async def _write_down(self, record: Saved) -> None:
+        try:
+            await self._books.journal.append(*self._books.note(record))
+        except BaseException:  # what was refused is not applied later; who left while it was written has saved it
+            with anyio.CancelScope(shield=True):
+                await self._recall()
+            raise
 
     def _copy(self, names: list[str], is_over: IsOver) -> list[FileEntry]:
         """All of them, or nothing stays."""

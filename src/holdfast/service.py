@@ -182,7 +182,7 @@ class Service:
         for other in [kept for kept in self._spares if kept != key]:
             await self._spares.pop(other).close()
         if key not in self._spares:
-            with suppress(HoldfastError):  # whoever asks for a session will be told
+            with suppress(HoldfastError, OSError):  # whoever asks for a session will be told
                 self._spares[key] = await self._start_session(environment, limits)
 
     async def end_session(self, session: LiveSession, *, keep: bool = False) -> None:
@@ -242,7 +242,7 @@ class Service:
         """End a session and delete its files and books, also one that is only kept."""
         if session_id in self._sessions:
             await self.end_session(self._sessions[session_id])
-            return await self.journal.wait_written()
+            return await self.journal.wait_written(session_id)
         if session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is being resumed", hint="ask again when it is open")
         self._refuse_if_dropping(session_id)
@@ -296,8 +296,7 @@ class Service:
         with anyio.CancelScope(shield=True):
             if self._refilling is not None:
                 self._refilling.cancel()
-                with suppress(asyncio.CancelledError):
-                    await self._refilling
+                await asyncio.wait([self._refilling])  # however it ended
             async with AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
                 steps.callback(self.home.release)
                 steps.push_async_callback(self.journal.close)

@@ -58,6 +58,8 @@ class LiveSession:
         """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
+        self._queue = anyio.Lock(fast_acquire=True)
+        """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
         self._turn = anyio.Lock(fast_acquire=True)
         self._settling: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -132,7 +134,8 @@ class LiveSession:
         return self.computer.stop(Stop(reason="interrupted", message="the run was interrupted"))
 
     async def reset(self) -> None:
-        """Purge memory, end every process, wipe the namespace. Files stay; the generation rises."""
+        """Purge memory, end every process, wipe the namespace. Files stay; the generation rises. What runs is
+        interrupted; what waits for its turn runs afterwards, in the new generation."""
         self.interrupt()
         async with self._turn:
             await self._refuse_if_unfit()
@@ -141,7 +144,8 @@ class LiveSession:
             await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
-        """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books."""
+        """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
+        runs is interrupted; what waits for its turn is refused."""
         self.interrupt()
         async with self._turn:
             if self._closed:
@@ -159,7 +163,7 @@ class LiveSession:
             return
         if keep:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
-            await self.books.journal.wait_written()
+            await self.books.journal.wait_written(self.id)
         else:
             await anyio.to_thread.run_sync(self.workspace.remove)
             self.books.journal.append_nowait(DropSession(session=self.id))
@@ -170,7 +174,7 @@ class LiveSession:
     async def turn(self, *, changes_memory: bool = True) -> AsyncIterator[Computer]:
         """The session's turn. Frozen until it is given something to do; afterwards, without the caller, protected and
         frozen again."""
-        async with self._turn:
+        async with self._queue, self._turn:
             await self._refuse_if_unfit()
             self.computer.disk.refuse_if_hopeless()
             await self._ensure_kernel()
@@ -183,7 +187,7 @@ class LiveSession:
     @asynccontextmanager
     async def quiet_turn(self) -> AsyncIterator[Computer]:
         """The same for what the host does by itself: the kernel stays frozen."""
-        async with self._turn:
+        async with self._queue, self._turn:
             await self._refuse_if_unfit()
             if self.computer.now is None:  # its layer went with it, and may be among the files by now
                 await self._ensure_kernel()

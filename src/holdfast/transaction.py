@@ -28,7 +28,7 @@ from holdfast.model import Run, RunError
 from holdfast.plans import Plan, card_of
 from holdfast.preflight import check_syntax
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, RunCard, Verified
+from holdfast.records import Change, Check, Executed, RunCard, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
@@ -82,7 +82,7 @@ class _Transaction:
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
-        self.saves = Savepoints(self.books, computer, self.id)
+        self.saves = Savepoints(self.books, computer, self.id, recall=self.plan.recall)
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
@@ -176,12 +176,12 @@ class _Transaction:
         return believed and keeps_memory(error, self.mode)
 
     async def _give_up(self, error: BaseException) -> None:
-        """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
-        opens the session next, and nothing runs in it until then."""
+        """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
+        whoever opens the session next, and nothing runs in it until then."""
         fault = _told(error)
         if self.plan.is_noted and self.id not in self.books.open:
             return  # it has ended, and only its answer failed
-        if await self._is_verified():
+        if await self.books.may_be_verified(self.id, error):
             self.books.halt(fault)
             await self.computer.end_kernel()
             return
@@ -192,12 +192,6 @@ class _Transaction:
         if self.plan.is_noted:
             await self._settle_given_up(fault)
 
-    async def _is_verified(self) -> bool:
-        noted = self.books.open.get(self.id, [])
-        if not any(isinstance(record, Verified) for record in noted):
-            return False
-        return any(isinstance(record, Verified) for record in await self.books.recall(self.id))
-
     async def _force_back(self, fault: HoldfastError) -> None:
         try:
             await self.session.roll_back(alive=False, cause=fault.message, run=self.id)
@@ -206,8 +200,7 @@ class _Transaction:
 
     async def _settle_given_up(self, fault: HoldfastError) -> None:
         try:
-            if not await self.books.recall(self.id):  # its plan was in the commit that failed
-                self.plan.note(at_once=False)
+            await self.plan.recall()
             if self.id in self.books.open:
                 await settle(self.books, self.id, reason=fault.message, blame="system")
         except Exception as again:  # nothing runs here before somebody has settled it
@@ -303,7 +296,7 @@ class _Transaction:
         if execution is not None:
             self.done = executed(self.id, execution, error)
             self.books.journal.append_soon(*self.books.note(self.done))
-        if self.saves.steps:
+        if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
         state = self.books.state
         ended = self._result(
@@ -335,8 +328,7 @@ class _Transaction:
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
         except DiskFull:
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
-            if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
-                self.plan.note(at_once=False)
+            await self.plan.recall()  # a cell that filled it at once left no room for its plan
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_soon(*self.books.note(self.done))
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from holdfast import Run, Session, ShellResult
+from holdfast.errors import SessionClosed
 from holdfast.model import Mode
 
 T = TypeVar("T", Run, ShellResult)
@@ -21,6 +22,7 @@ HEEDLESS = {
     "swallows the cancellation": "import asyncio\nwhile True:\n    try: await asyncio.sleep(1)\n"
     "    except BaseException: pass",
 }
+LONG = "print('x'); import time; time.sleep(100)"
 HEEDFUL = {
     "loop": "while True: pass",
     "sleep": "import time; time.sleep(100)",
@@ -280,3 +282,41 @@ def test_closing_ends_what_runs() -> None:
 
     assert run.error is not None
     assert run.error.code == "interrupted"
+
+
+def wait_for_queue(session: Session, *, of: int) -> None:
+    live = session._session._transport._session
+    while live._queue.statistics().tasks_waiting < of:
+        time.sleep(0.005)
+
+
+def test_closing_refuses_those_who_wait_for_their_turn() -> None:
+    session = Session(memory="256M")
+    started = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        running = pool.submit(session.run, LONG, on_stdout=lambda _: started.set())
+        started.wait()
+        waiting = [pool.submit(session.run, LONG) for _ in range(2)]
+        waiting_too = pool.submit(session.write, "f", "x")
+        wait_for_queue(session, of=3)
+        session.close()
+
+    assert running.result().error.code == "interrupted"
+    for future in (*waiting, waiting_too):
+        assert isinstance(future.exception(), SessionClosed)
+
+
+def test_a_reset_comes_before_those_who_wait_for_their_turn(session: Session) -> None:
+    session.run("kept = 1")
+    started = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(session.run, LONG, on_stdout=lambda _: started.set())
+        started.wait()
+        waiting = pool.submit(session.run, "'kept' in globals()")
+        written = pool.submit(session.write, "f", "x")
+        wait_for_queue(session, of=2)
+        session.reset()
+
+    assert running.result().error.code == "interrupted"
+    assert (waiting.result().text, waiting.result().generation) == ("False", 2)
+    assert written.result().ckpt.split("-")[2] == "g2"

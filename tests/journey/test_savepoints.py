@@ -3,10 +3,13 @@
 import threading
 import time
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
+from holdfast.errors import DiskFull
+from holdfast.journal import Journal
 from holdfast.model import Mode
 
 ENDS = {
@@ -201,3 +204,36 @@ def test_what_the_code_does_to_a_saved_file_afterwards_counts_if_it_commits(sess
     assert (run.saved, run.version, contents(session)) == (["a", "b"], 2, {"b": b"2"})
     assert run.receipt is not None
     assert (run.receipt.facts().kind, run.receipt.facts().saved) == ("cell", ["step 1", "step 2"])
+
+
+@pytest.fixture
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next commit that has a savepoint in it finds the disk full."""
+    write, left = Journal._write, [1]
+
+    def full_once(journal: Journal, units: list[Any]) -> None:
+        if left and any("Saved" in unit.tags for unit in units):
+            left.clear()
+            raise DiskFull("the disk is full (journal)", hint="free space")
+        write(journal, units)
+
+    monkeypatch.setattr(Journal, "_write", full_once)
+
+
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize("wait", ["", "time.sleep(0.2)"], ids=["with its plan", "alone"])
+@pytest.mark.parametrize("end", ["", "os._exit(3)", "kit.save('p', step='then'); 1 / 0"])
+def test_a_savepoint_that_could_not_be_written_down_is_refused_and_nothing_else(wait: str, end: str) -> None:
+    with Session(memory="256M", timeout=30) as session:
+        ok(session.run("import os, time\nfrom holdfast import kit"))
+        saves = "try: kit.save('p')\nexcept kit.SaveRefused as error: print(error, flush=True)"
+        run = session.run(f"{wait}\nopen('p', 'w').write('1')\n{saves}\n{end}")
+
+        assert "the disk is full (journal)" in run.stdout
+        assert run.status == ("rolled_back" if end else "committed")
+        assert run.saved == (["p"] if "then" in end else [])
+        assert contents(session) == ({} if end == "os._exit(3)" else {"p": b"1"})
+        assert run.receipt is not None
+        assert run.receipt.facts().saved == (["then"] if "then" in end else [])
+        assert session.info().state == "ready"
+        assert ok(session.run("1")).status == "committed"

@@ -4,15 +4,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.crash.conftest import lean as lean
 
+from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown
 from holdfast.home import acquire
 from holdfast.opening import open_service
+from holdfast.resources.workspace import Workspace
 from holdfast.service import Service
+from holdfast.sessions import LiveSession
 
 LIMITS = Limits(memory_bytes=256 << 20)
 
@@ -52,6 +56,51 @@ async def test_one_session_that_fails_to_close_keeps_nobody_else_from_it(
     service = await open_service(Settings(home=tmp_path / "home"))
     try:
         assert not any(service.is_live(each.id) for each in sessions)
+    finally:
+        await service.close()
+
+
+@pytest.mark.parametrize("error", [OSError("no room for a spare"), LookupError("a fault of ours")])
+async def test_a_spare_that_did_not_come_up_keeps_nobody_from_closing_the_home(
+    error: Exception, tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await open_service(Settings(home=tmp_path / "home"))
+    session = await service.create_session(limits=LIMITS, env=lean)
+
+    async def fail(*_: object) -> LiveSession:
+        raise error
+
+    monkeypatch.setattr(service, "_start_session", fail)  # the one that is begun behind the first
+    assert service._refilling is not None
+    await asyncio.wait([service._refilling])
+    await service.close()
+
+    assert session.ended.is_set()
+    assert list((tmp_path / "home/sessions").iterdir()) == []
+    acquire(tmp_path / "home").release()  # the home is free
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Books, "load"), (Workspace, "sweep")])
+async def test_one_session_that_cannot_be_reached_keeps_nobody_from_the_home(
+    kind: type, step: str, tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await open_service(Settings(home=tmp_path / "home"))
+    sessions = [await service.create_session(limits=LIMITS, env=lean, keep=True) for _ in range(2)]
+    await service.close()
+    (tmp_path / "home/sessions/not-ours").write_text("nor can it be removed as a directory is")
+    reached = getattr(kind, step)
+
+    def fail(books: Any) -> Any:
+        if sessions[0].id in str(getattr(books, "workspace", books).path):
+            raise PermissionError("nobody may look there")
+        return reached(books)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, step, fail)
+        service = await open_service(Settings(home=tmp_path / "home"))
+    try:
+        for session in sessions:
+            await service.end_session(await service.resume_session(session.id))
     finally:
         await service.close()
 

@@ -294,6 +294,20 @@ def test_killing_nothing_names_nothing(make: Make, spawn: Spawner) -> None:
     assert cgroup.kill_except({kept.pid}) == []
 
 
+def test_one_process_is_killed_only_if_it_is_the_cgroups_own(make: Make, spawn: Spawner) -> None:
+    cgroup, another = make(), make()
+    kept, hog = (spawn(cgroup, "print('up', flush=True); time.sleep(60)") for _ in range(2))
+    stranger = spawn(another, "print('up', flush=True); time.sleep(60)")
+    for child in (kept, hog, stranger):
+        line_of(child)
+
+    cgroup.kill_one(stranger.pid)  # a number that has passed to somebody else since it was looked up
+    cgroup.kill_one(hog.pid)
+    assert hog.wait(10) == -signal.SIGKILL
+    cgroup.kill_one(hog.pid)  # and one that is nobody's any more
+    assert (stranger.poll(), cgroup.pids()) == (None, [kept.pid])
+
+
 def test_a_name_is_used_once_and_never_escapes_the_tree(tree: Tree, make: Make) -> None:
     cgroup = make()
     with pytest.raises(FileExistsError):

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 import pytest
 
+from holdfast.errors import DiskFull
 from holdfast.journal import Journal
 from holdfast.records import AnyRecord, Executed, Planned, RunCard, Settled
 from holdfast.store.rows import Append, PutResult
@@ -144,7 +146,7 @@ async def test_what_lingers_keeps_its_place(journal: Journal) -> None:
     journal.append_soon(planned("r1"))
     journal.append_nowait(executed("r1"))
     journal.append_soon(settled("r1"))
-    await journal.wait_written()
+    await journal.wait_written("s1")
 
     assert tags(await journal.read(lambda store: store.records("r1"))) == ["Planned", "Executed", "Settled"]
 
@@ -209,16 +211,37 @@ async def test_a_queued_append_behind_a_failed_one_fails_with_it(journal: Journa
     assert await journal.read(lambda store: store.runs("s1")) == []
 
 
-async def test_waiting_for_all_that_is_queued_tells_of_a_failure_and_leaves_it_to_its_session(journal: Journal) -> None:
+async def test_who_waits_for_what_is_queued_is_told_of_his_own_failure_once_and_of_no_other(
+    journal: Journal,
+) -> None:
     journal.append_nowait(planned("r1"))
-    await journal.wait_written()
+    journal.append_nowait(settled("unknown", "s2"))
+    await journal.wait_written("s1")
+    with pytest.raises(ValueError, match="run unknown"):
+        await journal.wait_written("s2")
+    await journal.wait_written("s2")
+
     journal.append_nowait(planned("r1"))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="run r1"):
-            await journal.wait_written()
     with pytest.raises(ValueError, match="run r1"):
-        await journal.append(executed("r1"))
-    await journal.wait_written()
+        await journal.wait_written("s1")
+    await journal.append(executed("r1"))
+
+
+async def test_who_only_waits_does_not_fail_with_what_another_writes(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> NoReturn:
+        raise DiskFull("the disk is full (journal)", hint="free space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._store, "transaction", fails)
+        with journal._writing:  # so that one commit has all of it
+            journal.append_nowait(planned("r1", "s1"))
+            waiting = [asyncio.create_task(journal.wait_written(session)) for session in ("s1", "s2")]
+            await asyncio.sleep(0.05)
+        failed, fine = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert (type(failed), fine) == (DiskFull, None)
 
 
 async def test_who_asks_what_became_of_a_sessions_writes_has_all_of_them_tried_and_takes_the_failure(
@@ -242,7 +265,7 @@ async def test_a_caller_who_gives_up_has_written_all_the_same(journal: Journal) 
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await journal.wait_written()
+    await journal.wait_written("s1")
 
     assert await journal.read(lambda store: store.runs("s1")) == ["r1"]
 
@@ -277,7 +300,9 @@ async def test_what_a_crashed_owner_wrote_is_there_for_the_next(journal: Journal
 PRELUDE = """
 import asyncio, os, sys
 from pathlib import Path
+from typing import NoReturn
 from holdfast.errors import DiskFailed
+from holdfast.errors import DiskFull
 from holdfast.journal import Journal
 from holdfast.records import Executed, Planned, RunCard
 from holdfast.store.rows import Append, PutResult

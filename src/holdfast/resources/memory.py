@@ -14,8 +14,6 @@ At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and look
 Snapshots of earlier versions (`kept`) go before any of that: past nine tenths of the cap, one after the other.
 """
 
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -129,8 +127,7 @@ class Protection:
             self._warn(now)
         if own >= self._cap and hog is not None:
             self._dying = hog
-            with suppress(ProcessLookupError):
-                os.kill(hog, signal.SIGKILL)
+            self._cgroup.kill_one(hog)
             return None
         if not held_up:
             too_long = self._warned_at is not None and time.monotonic() - self._warned_at > _HEED_S

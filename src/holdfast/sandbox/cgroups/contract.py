@@ -166,6 +166,10 @@ class Cgroup(ABC):
     def remove(self) -> None:
         """Remove the empty cgroup. Its processes must have been killed before."""
 
+    def kill_one(self, pid: int) -> None:
+        """One of its processes, if the number still is one's. Nobody waits for its end."""
+        _kill_listed([pid], self.pids, {})
+
     def kill_except(self, keep: Collection[int], *, deadline_s: float = DEATH_S) -> list[Killed]:
         """Kill every process but these and say what was killed. Leaves the cgroup thawed if it killed."""
         return self._kill(self.pids, keep, deadline_s)

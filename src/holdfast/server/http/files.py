@@ -80,7 +80,7 @@ async def remove(request: Request) -> Response:
 
 
 async def restore(request: Request) -> Response:
-    """Bring the files of an earlier version back, as a new version. Memory stays as it is."""
+    """Bring the files of an earlier version back, as a new version; and its memory, where that was kept (undo)."""
     session, wanted = await hub_of(request).live(request), await taken(request, api.Restore)
     return given(request, await workfiles.restore(session, wanted.ckpt))
 

@@ -31,7 +31,7 @@ async def create(request: Request) -> Response:
     if asked.attached and not known:
         hub.holds.attach(session)
     if asked.keep:
-        await hub.service.journal.wait_written()  # what was promised to last is known to whoever comes after us
+        await hub.service.journal.wait_written(session.id)  # what was promised to last is known to whoever comes next
     info = await hub.service.session_info(session.id)
     return given(request, info, status=200 if known else 201, headers={"location": f"/v1/sessions/{session.id}"})
 
@@ -81,7 +81,7 @@ async def end(request: Request) -> Response:
     session_id = (await hub.books(request)).session
     if hub.service.is_live(session_id):
         await hub.end(hub.service.live(session_id), keep=keep)
-        await hub.service.journal.wait_written()
+        await hub.service.journal.wait_written(session_id)
     elif not keep:
         await hub.service.drop_session(session_id)
     return given(request, {})
