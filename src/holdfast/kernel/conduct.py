@@ -140,7 +140,7 @@ class Conduct:
 
     async def run(
         self,
-        request: wire.Execute | wire.Shell | wire.Verify,
+        request: wire.Conducted,
         *,
         timeout_s: float,
         guards: list[Guard],
