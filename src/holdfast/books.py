@@ -22,6 +22,7 @@ from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State
+from holdfast.store.connection import SyncFailed
 from holdfast.store.rows import Append, PutLost, PutSession, SessionRow, VersionRow
 from holdfast.store.sqlite import Store
 
@@ -199,6 +200,15 @@ class Books:
         else:
             self.open.pop(run, None)
         return records
+
+    async def may_be_verified(self, run: str, error: BaseException) -> bool:
+        """Whether a run that failed with this is to be published. Where the sync failed of the commit that says so,
+        nobody knows: all stays as it is, and whoever opens the session next finds it there or not."""
+        if not any(isinstance(record, Verified) for record in self.open.get(run, ())):
+            return False
+        if isinstance(error, SyncFailed):
+            return True
+        return any(isinstance(record, Verified) for record in await self.recall(run))
 
     def staged(self) -> set[str]:
         """Layers that verified runs have still to be published from."""

@@ -5,8 +5,9 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -151,12 +152,27 @@ class Computer:
     ) -> Execution:
         """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
         case and once, when the kernel has it, and done when this returns."""
-        assert self.now is not None
-        cgroup = self.now.cgroup
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.now.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    async def probe(self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float) -> Execution:
+        """Have the guest try what a caller declared: as a part of the same run, in what is left of its time."""
+        request = wire.Verify(turn=self.next_turn(), probes=probes)
+        return await self._carry_out(execution.conduct.successor(), request, timeout_s=timeout_s)
+
+    async def _carry_out(
+        self,
+        conduct: Conduct,
+        request: wire.Execute | wire.Shell | wire.Verify,
+        *,
+        timeout_s: float,
+        meanwhile: Meanwhile = nothing,
+    ) -> Execution:
+        assert self.now is not None
+        cgroup = self.now.cgroup
         gauges, self._gauges = self._gauges or _gauge(cgroup), None
         self._conduct, given_up = conduct, None
         self.protection.kept.woken = frozenset()
@@ -171,7 +187,7 @@ class Computer:
                 outcome = await conduct.abandon(Stop(reason="interrupted", message="the caller gave up"))
         finally:
             self._conduct = None
-            output.close()
+            conduct.output.close()
         left = set(cgroup.pids()) - self.protection.keep
         if left or outcome.finished is None or self.disk.has_written():
             with anyio.CancelScope(shield=True):
@@ -202,16 +218,6 @@ class Computer:
         """Requests are numbered, so that a belated reply ends no other."""
         self.kernel.turn += 1
         return self.kernel.turn
-
-    async def probe(self, probes: list[wire.Probe], *, timeout_s: float) -> list[str] | None:
-        """Have the guest try what a caller declared; None if it did not answer in time."""
-        turn = self.next_turn()
-        with anyio.move_on_after(timeout_s):
-            await self.kernel.send(wire.Verify(turn=turn, probes=probes))
-            probed = await self.kernel.expect(wire.Probed)
-            if probed is not None and probed.turn == turn and len(probed.failures) == len(probes):
-                return [failure[:2000] for failure in probed.failures]
-        return None
 
     def has_changes(self) -> bool:
         """Whether anything was written to disk since the layer was laid."""
@@ -256,9 +262,10 @@ class Computer:
             taken_back = [n for n, value in before.items() if n not in after or after[n].address != value.address]
             return Aftermath(memory="restored", discarded=sorted(taken_back), not_restored=woken.not_restored)
         try:
-            await self.renew()
+            await self._follow(self.stage_path, self.renew)
         except HoldfastError:  # a run's result is not lost with it; the next request tries again
             self.now = None
+            self._leave_stage("")  # it may be what fills the disk
         return Aftermath(
             memory="restored" if was_pristine else "lost", discarded=sorted(before), unprotected=unprotected
         )
@@ -330,16 +337,26 @@ class Computer:
             self.untouched = await anyio.to_thread.run_sync(layers.touched_last, self.stage_path)
 
     async def _lay_stage(self) -> None:
-        self.untouched = {}
+        self._leave_stage(await anyio.to_thread.run_sync(self.workspace.new_stage))
+
+    def _leave_stage(self, following: str) -> None:
         if self.stage:
             self._left.append(self.stage)
-        self.stage = await anyio.to_thread.run_sync(self.workspace.new_stage)
-        self.stage_path = self.workspace.stage_path(self.stage)
+        self.stage, self.stage_path, self.untouched = following, self.workspace.stage_path(following), {}
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
         if self.has_changes():
-            await self._next_layer()
+            await self._follow(self.stage_path, self._next_layer)
+
+    async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:
+        """Lay another layer; if that is refused, once more without the dead one, which may be what leaves no room."""
+        try:
+            await lay()
+        except HoldfastError:
+            with suppress(OSError):  # a process that outlived its kill may still write there
+                await anyio.to_thread.run_sync(discard, dead)
+            await lay()
 
     async def _next_layer(self) -> None:
         if self.now is not None:

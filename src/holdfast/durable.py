@@ -193,15 +193,22 @@ def closing_fd(fd: int) -> Iterator[int]:
 
 @contextmanager
 def _step(name: str, *, fatal: bool = False) -> Iterator[None]:
-    """Crash points around a system call; a failure of the disk (for a sync: any failure) becomes `DiskFailed`."""
+    """Crash points around a system call, and its failure told."""
     crashpoint(f"durable.{name}.before")
+    with failures_told(name, fatal=fatal):
+        yield
+    crashpoint(f"durable.{name}.after")
+
+
+@contextmanager
+def failures_told(step: str, *, fatal: bool = False) -> Iterator[None]:
+    """A failure of the disk (for a sync: any failure) becomes `DiskFailed`."""
     try:
         yield
     except OSError as error:
         if fatal or error.errno in _DISK:
-            raise disk_failed(name, error, in_doubt=fatal) from error
+            raise disk_failed(step, error, in_doubt=fatal) from error
         raise
-    crashpoint(f"durable.{name}.after")
 
 
 def disk_failed(step: str, error: OSError, *, in_doubt: bool = False) -> DiskFailed:

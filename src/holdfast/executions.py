@@ -25,3 +25,20 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int | None
     given_up: BaseException | None
     """The caller is gone (cancelled), or its callback failed: the cell ended with it."""
+
+    def followed_by(self, trial: "Execution") -> "Execution":
+        """The same, and after it, in the same run, what was declared of it was tried."""
+        outcome = msgspec.structs.replace(
+            self.outcome,
+            finished=self.outcome.finished if trial.outcome.finished else None,
+            stop=trial.outcome.stop or self.outcome.stop,
+            duration_s=trial.outcome.duration_s,
+        )
+        return msgspec.structs.replace(
+            self,
+            outcome=outcome,
+            error=trial.error or self.error,
+            strays=[*self.strays, *trial.strays],
+            peak_bytes=self.peak_bytes and max(self.peak_bytes, trial.peak_bytes or 0),
+            given_up=self.given_up or trial.given_up,
+        )

@@ -7,9 +7,10 @@
 So after a crash the last record alone says what to do: `Verified` means publish (again) and settle; anything earlier
 means discard back to the last `Saved` and settle.
 
-What `append` is given is one unit: all of it is durable when it returns, or none of it ever will be. Units become
-durable in the order in which they were queued, many of them in one commit when many wait. A commit that failed is not
-tried again: everyone in it is told.
+What `append` is given is one unit: all of it is durable when it returns, and none of it ever will be if it fails.
+Unless it was the sync that failed (`SyncFailed`): it was written by then, and whoever opens the journal next finds all
+of it or nothing. Units become durable in the order in which they were queued, many of them in one commit when many
+wait. A commit that failed is not tried again: everyone in it is told.
 
 A plan that nobody waits for and nobody watches (`append_soon`) lingers for a few milliseconds: most runs are over by
 then, and it is in the commit that has their end. It keeps its place in the order. A host that dies meanwhile leaves no

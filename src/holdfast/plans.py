@@ -14,7 +14,7 @@ import anyio
 from holdfast import once, planning
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
-from holdfast.records import Planned, RunCard
+from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest
 from holdfast.sessions import LiveSession
 from holdfast.store.rows import AnyWrite
@@ -82,6 +82,14 @@ class Plan:
             self._books.journal.append_nowait(*writes)
         else:
             self._books.journal.append_soon(*writes)
+
+    async def recall(self) -> list[AnyRecord]:
+        """The run's records as the journal has them, after a write of some failed. If the plan was among those it is
+        written again: the run goes on."""
+        records = await self._books.recall(self._run)
+        if not records:
+            self.note(at_once=False)
+        return records
 
 
 def card_of(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:

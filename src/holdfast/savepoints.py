@@ -6,6 +6,10 @@ when the run is rolled back; when it commits they are among its files anyway.
 
 import os
 import time
+from collections.abc import Awaitable, Callable
+from typing import BinaryIO
+
+import anyio
 
 from holdfast import paths
 from holdfast.books import Books
@@ -13,9 +17,13 @@ from holdfast.computer import Computer
 from holdfast.errors import FileUnknown, HoldfastError
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
+from holdfast.kernel.conduct import IsOver
 from holdfast.records import FileEntry, Saved
 from holdfast.resources.descent import open_file
+from holdfast.retention import needed
 
+Recall = Callable[[], Awaitable[object]]
+"""Has the books go by what the journal has of the run (`plans.Plan.recall`)."""
 _MOST_FILES = 1_000
 _MOST_SAVES = 10_000
 
@@ -23,30 +31,32 @@ _MOST_SAVES = 10_000
 class Savepoints:
     """What one run has saved."""
 
-    def __init__(self, books: Books, computer: Computer, run: str) -> None:
+    def __init__(self, books: Books, computer: Computer, run: str, *, recall: Recall) -> None:
         self.steps: list[str] = []
         self.paths: list[str] = []
         self._books = books
         self._computer = computer
         self._run = run
+        self._recall = recall
         self._refused = ""
         self._bytes = 0
+        self._copied: set[str] = set()
 
     def refuse(self, why: str) -> None:
         """Every save from now on is answered with this."""
         self._refused = why
 
-    async def save(self, saving: wire.Saving) -> str:
-        """Make these files last; returns why not, or nothing."""
+    async def save(self, saving: wire.Saving, is_over: IsOver) -> str:
+        """Make these files last, unless the run is over before they are copied; returns why not, or nothing."""
         if self._refused:
             return self._refused
         if len(saving.paths) > _MOST_FILES or len(self.steps) >= _MOST_SAVES:
             return f"at most {_MOST_FILES:,} files at once, and {_MOST_SAVES:,} times in a run"
         try:
-            files = await self._books.in_thread(lambda: [self._keep(path) for path in saving.paths])
+            files = await self._books.in_thread(lambda: self._copy(saving.paths, is_over))
             crashpoint("save.copied")
             record = Saved(run=self._run, at=time.time(), files=files, step=saving.step[:200])
-            await self._books.journal.append(*self._books.note(record))
+            await self._write_down(record)
             crashpoint("save.journalled")
         except (HoldfastError, OSError, ValueError) as error:
             return str(error)
@@ -54,14 +64,36 @@ class Savepoints:
         self.paths = list(dict.fromkeys([*self.paths, *(file.path for file in files)]))
         return ""
 
-    def _keep(self, path: str) -> FileEntry:
+    async def _write_down(self, record: Saved) -> None:
+        try:
+            await self._books.journal.append(*self._books.note(record))
+        except BaseException:  # what was refused is not applied later; who left while it was written has saved it
+            with anyio.CancelScope(shield=True):
+                await self._recall()
+            raise
+
+    def _copy(self, names: list[str], is_over: IsOver) -> list[FileEntry]:
+        """All of them, or nothing stays."""
+        before = self._bytes
+        try:
+            files = [self._keep(path, is_over) for path in names]
+        except (HoldfastError, OSError, ValueError):
+            if self._bytes > before:
+                self._books.blobs.forget(needed(self._books.recent) | self._copied)
+                self._bytes = before
+            raise
+        self._copied.update(file.sha256 for file in files)
+        return files
+
+    def _keep(self, path: str, is_over: IsOver) -> FileEntry:
         if paths.to_text(paths.to_bytes(path)) != path:
             raise ValueError(f"{path!r} is no path")
         with os.fdopen(self._open(path), "rb") as source:
-            self._bytes += os.fstat(source.fileno()).st_blocks * 512
+            size = os.fstat(source.fileno()).st_size  # and not its blocks: holes are read and hashed as well
+            self._bytes += size
             if self._bytes > self._computer.limits.disk_bytes:
                 raise ValueError("the run has saved more than the session's disk may hold")
-            sha256, size = self._books.blobs.put_stream(source)
+            sha256, size = self._books.blobs.put_stream(_AsOpened(source, size, is_over))
             self._books.grown = True
         return FileEntry(path=path, sha256=sha256, bytes=size)
 
@@ -71,3 +103,19 @@ class Savepoints:
             return open_file(self._computer.stage_path / "data", path)
         except (FileUnknown, FileNotFoundError):  # nothing was written to that layer yet
             return open_file(self._computer.workspace.files.area("data"), path)
+
+
+class _AsOpened:
+    """As much of a file as there was when it was opened, for as long as the run goes on."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int, is_over: IsOver) -> None:
+        self._file = file
+        self._left = size_bytes
+        self._is_over = is_over
+
+    def read(self, size: int, /) -> bytes:
+        if self._is_over():
+            raise ValueError("the run was to end before it was saved")
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data

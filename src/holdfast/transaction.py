@@ -28,7 +28,7 @@ from holdfast.model import Run, RunError
 from holdfast.plans import Plan, card_of
 from holdfast.preflight import check_syntax
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, RunCard, Verified
+from holdfast.records import Change, Check, Executed, RunCard, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
@@ -39,11 +39,9 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.verification import Verdict, as_found, changed_outside, touched, verify
+from holdfast.verification import Verdict, as_found, changed_outside, touched, try_out, verify
 
 Kept = Literal["committed", "kept"]
-Ended = tuple[Run, BaseException | None]
-"""What came of it, and why its caller does not get that: he went away, or his callback failed."""
 
 
 async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = None, ask: Ask | None = None) -> Run:
@@ -84,28 +82,30 @@ class _Transaction:
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
-        self.saves = Savepoints(self.books, computer, self.id)
+        self.saves = Savepoints(self.books, computer, self.id, recall=self.plan.recall)
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
+        self.given_up: BaseException | None = None
+        """Why the caller does not get what came of it: he went away, or his callback failed."""
         self.is_back = True
         """Memory and files are as before: nothing has begun yet, or all of it was taken back."""
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
         try:
-            ended, given_up = await self._to_its_end(emit, ask)
+            ended = await self._to_its_end(emit, ask)
         except BaseException as error:  # whatever it was that we did wrong, no run is left without an end
             with anyio.CancelScope(shield=True):
                 await self._give_up(error)
             raise
         finally:
             self.books.executed.discard(self.id)
-        if given_up is not None:
-            raise given_up
+        if self.given_up is not None:
+            raise self.given_up
         return ended
 
-    async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Ended:
+    async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         self.plan.outside = await changed_outside(self.books, self.computer)
         if self.request.rehearse:
@@ -116,16 +116,16 @@ class _Transaction:
                 await rest
             if missing := planning.missing(self.plan.card):
                 with anyio.CancelScope(shield=True):
-                    ended = await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
-                return ended, None
+                    return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
         execution = await self._execute(emit, ask, meanwhile=lambda: self.plan.begin(watched=emit is not None))
+        self.given_up = execution.given_up
         crashpoint("run.executed")
         self.books.executed.add(self.id)
         if not self.plan.is_noted:  # a fault of ours, and nothing that ran without a plan stays
             raise execution.given_up or RuntimeError("a run without a plan")
         with anyio.CancelScope(shield=True):
             ended = await self._decide(execution)
-        return ended, execution.given_up
+        return ended
 
     # -- execute -----------------------------------------------------------------------------------------------
 
@@ -155,12 +155,20 @@ class _Transaction:
         if error is not None and error.code == "syntax":  # nothing was started
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
             return await self._end_rolled_back(execution, error, untouched)
-        verdict = await verify(self.books, self.computer, self.request, self.plan.card)
+        tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
         crashpoint("run.verified")
-        if not verdict.passed:
-            return await self._roll_back(execution, error or verification_error(verdict.checks), verdict)
-        return await self._commit(execution, verdict)
+        if tried.error is not error or not verdict.passed:
+            return await self._roll_back(tried, tried.error or verification_error(verdict.checks), verdict)
+        return await self._commit(tried, verdict)
+
+    async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
+        """What was declared is tried first, and that can end as badly as the code itself."""
+        probed, tried = await try_out(self.books, self.computer, self.request, execution)
+        self.given_up = tried.given_up
+        if tried.error is not execution.error:
+            return tried, Verdict(checks=probed)
+        return tried, await verify(self.books, self.computer, self.request, self.plan.card, probed)
 
     def _leaves_as_is(self, error: RunError) -> bool:
         """Whether nothing is to be taken back. That nothing ran of it a guest can say of any cell: we look as well."""
@@ -168,12 +176,12 @@ class _Transaction:
         return believed and keeps_memory(error, self.mode)
 
     async def _give_up(self, error: BaseException) -> None:
-        """We failed, and not the code. What is not verified is rolled back. What is will be published by whoever
-        opens the session next, and nothing runs in it until then."""
+        """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
+        whoever opens the session next, and nothing runs in it until then."""
         fault = _told(error)
         if self.plan.is_noted and self.id not in self.books.open:
             return  # it has ended, and only its answer failed
-        if await self._is_verified():
+        if await self.books.may_be_verified(self.id, error):
             self.books.halt(fault)
             await self.computer.end_kernel()
             return
@@ -184,12 +192,6 @@ class _Transaction:
         if self.plan.is_noted:
             await self._settle_given_up(fault)
 
-    async def _is_verified(self) -> bool:
-        noted = self.books.open.get(self.id, [])
-        if not any(isinstance(record, Verified) for record in noted):
-            return False
-        return any(isinstance(record, Verified) for record in await self.books.recall(self.id))
-
     async def _force_back(self, fault: HoldfastError) -> None:
         try:
             await self.session.roll_back(alive=False, cause=fault.message, run=self.id)
@@ -198,8 +200,7 @@ class _Transaction:
 
     async def _settle_given_up(self, fault: HoldfastError) -> None:
         try:
-            if not await self.books.recall(self.id):  # its plan was in the commit that failed
-                self.plan.note(at_once=False)
+            await self.plan.recall()
             if self.id in self.books.open:
                 await settle(self.books, self.id, reason=fault.message, blame="system")
         except Exception as again:  # nothing runs here before somebody has settled it
@@ -279,7 +280,7 @@ class _Transaction:
     # -- back --------------------------------------------------------------------------------------------------
 
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
-        alive = execution.outcome.finished is not None and (verdict is None or verdict.answered)
+        alive = execution.outcome.finished is not None
         self.undone = await touched(self.books, self.computer)
         aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
@@ -295,7 +296,7 @@ class _Transaction:
         if execution is not None:
             self.done = executed(self.id, execution, error)
             self.books.journal.append_soon(*self.books.note(self.done))
-        if self.saves.steps:
+        if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
         state = self.books.state
         ended = self._result(
@@ -327,15 +328,14 @@ class _Transaction:
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
         except DiskFull:
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
-            if not await self.books.recall(self.id):  # a cell that filled it at once left no room for its plan
-                self.plan.note(at_once=False)
+            await self.plan.recall()  # a cell that filled it at once left no room for its plan
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_soon(*self.books.note(self.done))
             return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
 
-    async def _rehearse(self, emit: Emit | None) -> Ended:
+    async def _rehearse(self, emit: Emit | None) -> Run:
         """The same on live state, and then back, whatever came of it. No record of it is made."""
         protection = self.computer.protection
         if protection.unprotected and not self.computer.pristine:
@@ -347,19 +347,21 @@ class _Transaction:
         protection.pinned = True
         try:
             execution = await self._execute(emit, None)
+            self.given_up = execution.given_up
+            with anyio.CancelScope(shield=True):
+                ended = await self._take_back(execution)
         finally:
             protection.pinned = False
-        with anyio.CancelScope(shield=True):
-            ended = await self._take_back(execution)
-        return ended, execution.given_up
+        return ended
 
     async def _take_back(self, execution: Execution) -> Run:
-        alive, verdict, cause = execution.outcome.finished is not None, Verdict(), "a rehearsal lost its snapshot"
+        verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
-            if alive:
-                verdict = await verify(self.books, self.computer, self.request, self.plan.card)
+            if execution.outcome.finished is not None:
+                execution, verdict = await self._verify(execution)
         finally:
-            aftermath = await self.session.roll_back(alive=alive and verdict.answered, cause=cause, run=self.id)
+            alive = execution.outcome.finished is not None
+            aftermath = await self.session.roll_back(alive=alive, cause=cause, run=self.id)
             self.is_back = True
         names = names_after(self.request, execution, self.before.live(), run=self.id)
         state = self.books.state

@@ -15,6 +15,7 @@ import msgspec
 from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
+from holdfast.executions import Execution
 from holdfast.paths import to_bytes, to_text
 from holdfast.records import Change, Check, FileEntry, Input, RunCard
 from holdfast.requests import RunRequest
@@ -24,6 +25,7 @@ from holdfast.sandbox.mounts import DIRECTORIES
 from holdfast.state import with_changes
 
 _MOST_NAMED = 100
+_FAILURE_LENGTH = 2_000
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +33,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     changes: list[Change] = []
     checks: list[Check] = []
-    answered: bool = True
-    """The guest did, when it was to try something."""
     strange: list[str] = []
     """Files that it read or replaced and that were not what was committed: see `resources.intact`."""
 
@@ -41,11 +41,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return checks.passed(self.checks)
 
 
-async def verify(books: Books, computer: Computer, request: RunRequest, card: RunCard) -> Verdict:
-    """Leaves the session frozen if it wrote anything."""
-    probed, answered = await _probe(books, computer, request)
-    if not answered:
-        return Verdict(checks=probed, answered=False)
+async def try_out(
+    books: Books, computer: Computer, request: RunRequest, execution: Execution
+) -> tuple[list[Check], Execution]:
+    """What only the guest can try; and the run with that in it, which may have ended badly by it."""
+    if not (request.asserts or any(expected.format for expected in request.outputs)):
+        return [], execution
+    present = await _present(books, computer, request)
+    probes = expectations.probes(request.outputs, present, asserts=request.asserts)
+    trial = await computer.probe(execution, probes, timeout_s=request.timeout_s)
+    if trial.outcome.finished is None:
+        assert trial.error is not None
+        return checks.unanswered(probes, trial.error.message), execution.followed_by(trial)
+    failures = [failure[:_FAILURE_LENGTH] for failure in trial.outcome.finished.failures]
+    return checks.from_probes(probes, failures), execution.followed_by(trial)
+
+
+async def verify(books: Books, computer: Computer, request: RunRequest, card: RunCard, probed: list[Check]) -> Verdict:
+    """After `try_out`, with what it found. Leaves the session frozen if it wrote anything."""
     if not computer.has_changes():
         found = await _compared(books, request, card, [])
         return msgspec.structs.replace(found, checks=[*found.checks, *probed])
@@ -167,18 +180,6 @@ def _compare(books: Books, request: RunRequest, card: RunCard, changes: list[Cha
         files_after=with_changes(books.state, changes).files,
         inputs=card.inputs,
     )
-
-
-async def _probe(books: Books, computer: Computer, request: RunRequest) -> tuple[list[Check], bool]:
-    """What became of each trial, and whether there was an answer at all."""
-    if not (request.asserts or any(expected.format for expected in request.outputs)):
-        return [], True
-    present = await _present(books, computer, request)
-    probes = expectations.probes(request.outputs, present, asserts=request.asserts)
-    failures = await computer.probe(probes, timeout_s=request.timeout_s)
-    if failures is None:
-        return checks.unanswered(probes, f"no answer within {request.timeout_s:g} s"), False
-    return checks.from_probes(probes, failures), True
 
 
 async def _present(books: Books, computer: Computer, request: RunRequest) -> dict[str, FileEntry] | list[str]:

@@ -300,7 +300,7 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
     except Exception as error:  # whatever it was, nothing runs on files of which nobody knows whether they are in place
         known = error if isinstance(error, HoldfastError) else None
         books.halt(known or SessionHalted(_told(error), hint="please report this"))
-        if any(isinstance(record, Verified) for record in await books.recall(planned.run)):
+        if await books.may_be_verified(planned.run, error):
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
             await books.in_thread(lambda: discard(session.workspace.stage_path(staged.stage)))

@@ -527,3 +527,43 @@ def test_pending_signals_of_a_guest_do_not_use_up_the_hosts(session, attack):
         queued, limit = next(line.split()[1] for line in lines if line.startswith("SigQ")).split("/")
 
     assert int(queued) < int(limit)
+
+
+@pytest.mark.parametrize("how", ["sparse", "growing"])
+def test_a_save_of_what_takes_no_room_does_not_outlast_the_deadline(session, tools, how):
+    """Holes cost the guest nothing, and the host reads and hashes them all."""
+    attack = """
+import threading
+from holdfast import kit
+names = [f"/mnt/data/{n}" for n in range(6)]
+for name in names: os.truncate(os.open(name, os.O_CREAT | os.O_WRONLY), 1 << 30)
+def grow():
+    for size in range(1 << 30, 1 << 40, 64 << 20): os.truncate(names[0], size)
+if HOW == "growing": threading.Thread(target=grow, daemon=True).start()
+kit.save(*names)
+"""
+    run = tools.within(
+        15,
+        lambda: tools.storm(session, f"HOW = {how!r}\n{attack}", timeout=1),
+        rescue=lambda: tools.host_end(session).kill(),
+    )
+
+    assert run.error is not None
+    assert run.error.code == "timeout"
+    assert run.saved == []
+
+
+def test_more_than_the_disk_may_hold_is_not_saved_however_sparse(open_session, tools):
+    session = open_session(memory="256M", disk="64M")
+    printed = tools.try_in(
+        session,
+        """
+        from holdfast import kit
+        os.truncate(os.open("/mnt/data/x", os.O_CREAT | os.O_WRONLY), 48 << 20)
+        kit.save("/mnt/data/x")
+        try: kit.save("/mnt/data/x")
+        except kit.SaveRefused as error: print(error)
+        """,
+    )
+
+    assert "more than the session's disk may hold" in printed

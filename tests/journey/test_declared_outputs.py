@@ -1,5 +1,7 @@
 """What a caller declares is verified before the point of no return; a check that fails rolls the run back."""
 
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -108,13 +110,73 @@ def test_assertions_are_code_over_the_live_names(shared: Session) -> None:
     assert ok(shared.run("rows", asserts=["rows.append(3) is None"])).text == "[1, 2]"
 
 
-@pytest.mark.parametrize("code", ["__import__('os')._exit(1)", "__import__('time').sleep(60)"])
-def test_an_assertion_that_never_answers_fails_and_costs_no_variable(shared: Session, code: str) -> None:
-    ok(shared.run("x = 1"))
-    run = shared.run("x = 2; open('f', 'w').write('x')", asserts=[code], timeout=1)
+ENDLESS = "all(n == 0 for n in iter(int, 1))"
 
-    failed(shared, run, check=f"assert {code}", because="no answer")
-    assert ok(shared.run("x")).text == "1"
+
+@pytest.mark.parametrize(
+    ("code", "error", "because"),
+    [
+        ("__import__('os')._exit(1)", "killed", "exit code 1"),
+        ("__import__('time').sleep(60)", "timeout", "the run was not done after 1 s"),
+        ("__import__('signal').signal(2, 1) and not " + ENDLESS, "timeout", "did not heed an interrupt"),
+        ("len(bytes(x) + bytes(x)) > 0", "out_of_memory", "memory"),
+        ("[__import__('os').write(1, bytes(65536)) for _ in range(2000)]", "output_limit", "printed more than"),
+        ("[open(f'{n}', 'wb').write(bytes(1 << 20)) for n in range(500)]", "killed", "its limit is 128 MiB"),
+    ],
+)
+def test_an_assertion_ends_as_its_cell_would_and_costs_no_variable(code: str, error: str, because: str) -> None:
+    with Session(memory="256M", disk="128M", timeout=30) as session:
+        ok(session.run("x = 1"))
+        began = time.monotonic()
+        run = session.run(
+            "x = bytearray(b'1') * (100 << 20); open('f', 'w').write('x')",
+            asserts=["True", code], timeout=1 if error == "timeout" else 30,
+        )  # fmt: skip
+
+        assert time.monotonic() - began < 10
+        assert run.error is not None
+        assert (run.status, run.error.code, run.memory, session.files()) == ("rolled_back", error, "restored", [])
+        assert because in run.error.message
+        assert [check.name for check in run.checks if not check.ok][-1] == f"assert {code}"
+        after = ok(session.run("x"))
+        assert (after.text, after.stdout) == ("1", "")
+
+
+def test_an_assertion_has_the_time_that_its_cell_left(shared: Session) -> None:
+    run = shared.run("import time; time.sleep(1.5)", asserts=["time.sleep(1.5) is None"], timeout=2)
+
+    assert run.error is not None
+    assert run.error.code == "timeout"
+    assert "the run was not done after 2 s" in run.error.message
+    assert run.duration_s < 3
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_an_assertion_can_be_interrupted(shared: Session, rehearse: bool) -> None:
+    told: list[bool] = []
+    threading.Timer(1, lambda: told.append(shared.interrupt())).start()
+    run = shared.run("y = 1", asserts=["True", ENDLESS], rehearse=rehearse, timeout=20)
+
+    assert told == [True]
+    assert run.error is not None
+    assert (run.error.code, run.memory) == ("interrupted", "restored")
+    assert [check.ok for check in run.checks] == [True, False]
+    assert ok(shared.run("'y' in globals()")).text == "False"
+
+
+def test_what_an_assertion_prints_is_its_runs(shared: Session) -> None:
+    told: list[str] = []
+    run = ok(shared.run("print('cell')", asserts=["print('tried') is None"], on_stdout=told.append))
+
+    assert run.stdout == "".join(told) == shared.output(run) == "cell\ntried\n"
+    assert ok(shared.run("1")).stdout == ""
+
+
+def test_a_process_that_an_assertion_starts_ends_with_its_run(shared: Session) -> None:
+    start = "__import__('subprocess').Popen(['sleep', '100'])"
+    run = ok(shared.run("1", asserts=[start]))
+
+    assert [stray.name for stray in run.strays] == ["sleep 100"]
 
 
 def test_the_forecast_is_compared_and_never_fails_a_run(shared: Session) -> None:

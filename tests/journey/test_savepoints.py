@@ -1,10 +1,16 @@
 """Savepoints: what code inside has saved on the way is kept, whatever becomes of its run."""
 
+import threading
+import time
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from holdfast import Run, Session
+from holdfast.errors import DiskFull
+from holdfast.journal import Journal
+from holdfast.model import Mode
 
 ENDS = {
     "exception": "1 / 0",
@@ -84,6 +90,58 @@ def test_what_was_saved_unchanged_is_no_version(session: Session) -> None:
     assert (run.version, run.saved) == (1, [])
 
 
+LARGE = """
+import os
+from holdfast import kit
+for name in ('small', 'large'):
+    with open(name, 'wb') as file: file.write(name.encode())
+kit.save('small', step='finished')
+with open('new', 'wb') as file: file.write(b'new')
+with open('large', 'wb') as file: file.truncate(9 << 30)
+"""
+
+
+@pytest.mark.parametrize("mode", ["strict", "notebook"])
+@pytest.mark.parametrize("by", ["deadline", "interrupt"])
+def test_a_save_that_is_stopped_ends_in_time_and_leaves_nothing_behind(session: Session, by: str, mode: Mode) -> None:
+    blobs = session._session._transport._session.books.blobs
+    save = "print('saving', flush=True)\ntry: kit.save('new', 'large')\nfinally: os.truncate('large', 1)"
+    began = time.monotonic()
+    run = session.run(
+        LARGE + save, timeout=1 if by == "deadline" else 60, mode=mode,
+        on_stdout=lambda _: threading.Timer(0.3, session.interrupt).start() if by == "interrupt" else None,
+    )  # fmt: skip
+
+    assert time.monotonic() - began < 10
+    assert run.error is not None
+    assert run.error.code == {"deadline": "timeout", "interrupt": "interrupted"}[by]
+    assert "did not heed" not in run.error.message, "the code was told, and had its time to clear up"
+    kept = {"small"} if run.status == "rolled_back" else {"small", "new", "large"}
+    assert {file.path for file in session.files()} == kept
+    assert len(blobs.digests()) <= 1
+    assert not list(session._session._transport._session.workspace.path.glob("blobs/.*"))
+
+
+def test_code_that_was_asked_to_end_can_still_save(session: Session) -> None:
+    code = "import time\nfrom holdfast import kit\nopen('f', 'w').write('half')\n"
+    run = session.run(f"{code}try: time.sleep(60)\nexcept KeyboardInterrupt: kit.save('f'); raise", timeout=1)
+
+    assert run.error is not None
+    assert (run.error.code, run.saved) == ("timeout", ["f"])
+
+
+def test_what_a_thread_was_saving_when_its_cell_ended_is_saved(session: Session) -> None:
+    code = """
+        import threading
+        from holdfast import kit
+        with open('f', 'wb') as file: file.truncate(300 << 20)
+        threading.Thread(target=kit.save, args=('f',), daemon=True).start()
+        import time; time.sleep(0.2)
+    """
+    assert ok(session.run(dedent(code))).saved == ["f"]
+    assert ok(session.run("6 * 7")).text == "42"
+
+
 REFUSED = """
 import os
 from holdfast import kit
@@ -146,3 +204,36 @@ def test_what_the_code_does_to_a_saved_file_afterwards_counts_if_it_commits(sess
     assert (run.saved, run.version, contents(session)) == (["a", "b"], 2, {"b": b"2"})
     assert run.receipt is not None
     assert (run.receipt.facts().kind, run.receipt.facts().saved) == ("cell", ["step 1", "step 2"])
+
+
+@pytest.fixture
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next commit that has a savepoint in it finds the disk full."""
+    write, left = Journal._write, [1]
+
+    def full_once(journal: Journal, units: list[Any]) -> None:
+        if left and any("Saved" in unit.tags for unit in units):
+            left.clear()
+            raise DiskFull("the disk is full (journal)", hint="free space")
+        write(journal, units)
+
+    monkeypatch.setattr(Journal, "_write", full_once)
+
+
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize("wait", ["", "time.sleep(0.2)"], ids=["with its plan", "alone"])
+@pytest.mark.parametrize("end", ["", "os._exit(3)", "kit.save('p', step='then'); 1 / 0"])
+def test_a_savepoint_that_could_not_be_written_down_is_refused_and_nothing_else(wait: str, end: str) -> None:
+    with Session(memory="256M", timeout=30) as session:
+        ok(session.run("import os, time\nfrom holdfast import kit"))
+        saves = "try: kit.save('p')\nexcept kit.SaveRefused as error: print(error, flush=True)"
+        run = session.run(f"{wait}\nopen('p', 'w').write('1')\n{saves}\n{end}")
+
+        assert "the disk is full (journal)" in run.stdout
+        assert run.status == ("rolled_back" if end else "committed")
+        assert run.saved == (["p"] if "then" in end else [])
+        assert contents(session) == ({} if end == "os._exit(3)" else {"p": b"1"})
+        assert run.receipt is not None
+        assert run.receipt.facts().saved == (["then"] if "then" in end else [])
+        assert session.info().state == "ready"
+        assert ok(session.run("1")).status == "committed"

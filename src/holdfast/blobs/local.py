@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from holdfast import durable
 from holdfast.durable import closing_fd
@@ -28,6 +28,12 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # No second name can be given: too many there already, another file system, or not ours to link.
 _NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM)
+
+
+class Source(Protocol):
+    """Where bytes come from: a file, or whatever reads one piece by piece."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class LocalBlobs:
@@ -66,7 +72,7 @@ class LocalBlobs:
         """Durable when it returns; so is `put_stream`."""
         return self.put_stream(BytesIO(data))[0]
 
-    def put_stream(self, source: BinaryIO) -> tuple[str, int]:
+    def put_stream(self, source: Source) -> tuple[str, int]:
         """Digest and number of bytes."""
         sha256, size = self._put(source, expected=None)
         self._sync(self._place(sha256).parent)
@@ -93,7 +99,7 @@ class LocalBlobs:
     def _sync(self, *directories: Path) -> None:
         durable.sync_files(directories, root=self._path)
 
-    def _put(self, source: BinaryIO, *, expected: str | None) -> tuple[str, int]:
+    def _put(self, source: Source, *, expected: str | None) -> tuple[str, int]:
         """A file under its digest, durable but for its name."""
         with closing_fd(os.open(self._path, _DIRECTORY)) as here, durable.temporary(here, mode=0o400) as (file, name):
             sha256, size = _copy(source, file)
@@ -169,7 +175,7 @@ def _take_over(file: int, status: os.stat_result) -> None:
     os.chmod(path, 0o400)
 
 
-def _copy(source: BinaryIO, target: int) -> tuple[str, int]:
+def _copy(source: Source, target: int) -> tuple[str, int]:
     """Digest and size of what was copied. Holes stay holes: a sparse file must not fill the disk."""
     digest, size = hashlib.sha256(), 0
     while chunk := source.read(_CHUNK):

@@ -180,17 +180,20 @@ class Guest:
         exit_code = next((code if code >= 0 else 128 - code for code in codes), None)
         return self._finished(request.turn, exit_code=exit_code)
 
-    def _verify(self, request: wire.Verify) -> wire.Probed:
+    def _verify(self, request: wire.Verify) -> wire.Finished:
         failures: list[str] = []
 
         def body() -> wire.Raised | None:
-            failures.extend(validators.run(request.probes, self._shell.user_ns))
+            for failure in validators.run(request.probes, self._shell.user_ns):
+                failures.append(failure)  # one by one: what is known when it is interrupted stays known
             return None
 
         raised = self._interruptible(body)
         self._streams.restore()  # an assertion may print
-        unknown = "it was interrupted" if raised is None else f"{raised.name}: {raised.message}"
-        return wire.Probed(turn=request.turn, failures=failures or [unknown] * len(request.probes))
+        if raised is not None:
+            self._channel.send(raised)
+            failures += [f"{raised.name}: {raised.message}"] * (len(request.probes) - len(failures))
+        return wire.Finished(turn=request.turn, failures=failures)
 
     def _ask(self, prompt: object = "", *, password: bool = False) -> str:
         self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))

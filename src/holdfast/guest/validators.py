@@ -1,6 +1,7 @@
 """Trying what a caller declared of a run's outputs, where the run itself was: inside.
 
-1. One answer per probe, in order: why it failed, in words, or nothing. No probe can end the kernel's loop.
+1. One answer per probe, in order: why it failed, in words, or nothing. What ends a cell that the host stops ends them
+   all: an interrupt, and memory that runs short.
 2. Files are opened as what they must be: regular files of the workspace, never through a link, never blocking.
 3. Assertions run over a copy of the user's names. The values are not copied: an assertion can change them, and can
    write files, so the host hashes after this and not before.
@@ -9,7 +10,7 @@
 import ast
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -22,20 +23,19 @@ _WHERE = "<assertion>"
 _PLAIN = (bool, int, float, str, bytes, type(None), list, tuple, dict, set, frozenset)
 
 
-def run(probes: Sequence[wire.Probe], namespace: dict[str, Any], *, root: bytes = b"/mnt/data") -> list[str]:
+def run(probes: Sequence[wire.Probe], namespace: dict[str, Any], *, root: bytes = b"/mnt/data") -> Iterator[str]:
     """Try each."""
-    failures: list[str] = []
     for probe in probes:
         try:
             _try(probe, namespace, root)
-            failures.append("")
+            failure = ""
         except Unfit as error:
-            failures.append(_words(str(error)))
-        except KeyboardInterrupt:  # out of time, and so are all the others
-            return failures + ["interrupted before it was known"] * (len(probes) - len(failures))
+            failure = _words(str(error))
+        except (KeyboardInterrupt, MemoryError):  # out of time or room, and so are all the others
+            raise
         except BaseException as error:  # code of the user's, and libraries on broken files, raise what they like
-            failures.append(_words(_summary(error)))
-    return failures
+            failure = _words(_summary(error))
+        yield failure
 
 
 def _try(probe: wire.Probe, namespace: dict[str, Any], root: bytes) -> None:

@@ -18,17 +18,18 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed
 from holdfast.kernel.output import RunOutput
-from holdfast.model import Display, Displayed, DisplaysCleared, Event, Output
+from holdfast.kernel.shelf import Shelf
+from holdfast.model import Displayed, DisplaysCleared, Event, Output
 
 Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
-OnSave = Callable[[wire.Saving], Awaitable[str]]
-"""Keeps what a cell saves on the way; returns why not, or nothing."""
+IsOver = Callable[[], bool]
+OnSave = Callable[[wire.Saving, IsOver], Awaitable[str]]
+"""Keeps what a cell saves on the way, unless that is over before it is done; returns why not, or nothing."""
 Meanwhile = Callable[[], Coroutine[Any, Any, None] | None]
 """What is done once the kernel has the request: at once; or, as far as it takes a while, beside the reading."""
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
-_METADATA_CHARACTERS = 64 << 10
 _TICK_S = 0.1
 _ASK_AGAIN_S = 0.005
 _READS_S = 1.0
@@ -73,47 +74,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-class Shelf:
-    """The displays of one run, within bounds; an update replaces what it names."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._size = 0
-        self.displays: list[Display] = []
-        self.result: str | None = None
-        self.dropped = 0
-        self._clear_pending = False
-
-    def add(self, shown: wire.Shown) -> Display:
-        display = Display(data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id)
-        if shown.kind == "result":
-            self.result = shown.data.text.get("text/plain")
-        if self._clear_pending:
-            self.clear()
-        # Every one counts, also one that replaces another: what is kept never exceeds what was counted.
-        self._size += shown.data.size() + len(shown.metadata)
-        if len(self.displays) >= self._limits.displays or self._size > self._limits.display_bytes:
-            self.dropped += 1
-        elif shown.update:
-            self.displays = [display if d.display_id == shown.display_id else d for d in self.displays]
-        else:
-            self.displays.append(display)
-        return display
-
-    def clear(self, *, wait: bool = False) -> None:
-        self._clear_pending = wait
-        if not wait:
-            self.displays, self._size = [], 0
-
-
-def _metadata(text: str) -> dict[str, Any]:
-    """Typed by JSON alone: its keys are text, which nobody can make collide."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if 0 < len(text) <= _METADATA_CHARACTERS else {}
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-
-
 class Conduct:
     """One request under way. `stop` may be called by others while `run` waits."""
 
@@ -139,8 +99,8 @@ class Conduct:
         self._asking: asyncio.Task[None] | None = None
         self._on_save = on_save
         self._meanwhile: asyncio.Task[None] | None = None
-        self._later: list[wire.Saving] = []
-        """Nothing is saved of a run whose plan is not made yet."""
+        self._saves: list[tuple[wire.Saving, IsOver]] = []
+        self._saving: asyncio.Task[None] | None = None
         self._started = time.monotonic()
         self._deadline = float("inf")
         self._deadline_message = ""
@@ -157,6 +117,15 @@ class Conduct:
         self._died: Died | None = None
         self._gone: str | None = None
 
+    def successor(self) -> "Conduct":
+        """For what else belongs to the run: its output goes on, and its time."""
+        after = Conduct(
+            self._kernel, self.output, self._limits, run=self._run_id,
+            emit=self._emit, ask=self._ask, on_save=self._on_save,
+        )  # fmt: skip
+        after.shelf, after._started = self.shelf, self._started
+        return after
+
     def stop(self, stop: Stop) -> None:
         """Ask the kernel to end the cell; `run` sees to it that it ends."""
         if self._stop is not None:
@@ -170,7 +139,7 @@ class Conduct:
 
     async def run(
         self,
-        request: wire.Execute | wire.Shell,
+        request: wire.Execute | wire.Shell | wire.Verify,
         *,
         timeout_s: float,
         guards: list[Guard],
@@ -211,7 +180,7 @@ class Conduct:
         self._stop_asking()
         self.stop(stop)
         meanwhile, self._meanwhile = self._meanwhile, None
-        await self._take_later()
+        self._begin_saving()
         outcome = await self._end()
         if meanwhile is not None:  # if it fails now, whoever wants what it was to do will see
             await asyncio.wait([meanwhile])
@@ -227,6 +196,7 @@ class Conduct:
                 await self._take(event)
             await self._check()
         self._stop_asking()
+        await self._stop_saving()
         for event in self._kernel.read_pipes():
             await self._take(event)
         for stream, text in self.output.finish():
@@ -243,6 +213,8 @@ class Conduct:
         )
 
     def _is_over(self) -> bool:
+        if self._finished and (self._saves or self._saving):  # of a thread, which the cell did not wait for
+            return bool(self._died)
         return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
 
     async def _keep_time(self) -> None:
@@ -250,7 +222,7 @@ class Conduct:
         now = time.monotonic()
         if now >= self._deadline:
             self.stop(Stop(reason="timeout", message=self._deadline_message))
-        if now >= self._kill_at and not self._killed:
+        if now >= self._kill_at and not self._killed and self._finished is None:
             await self._kill()
         if now >= self._ask_again_at:  # IPython swallows one that comes in the midst of a hook of its own
             self._heard, self._ask_again_at = False, float("inf")
@@ -268,18 +240,16 @@ class Conduct:
         if self._meanwhile is not None and self._meanwhile.done():
             done, self._meanwhile = self._meanwhile, None
             done.result()
-            await self._take_later()
-
-    async def _take_later(self) -> None:
-        later, self._later = self._later, []
-        for message in later:
-            await self._hear(message)
+            self._begin_saving()
 
     async def _check(self) -> None:
         await self._look_meanwhile()
         if self._asking is not None and self._asking.done():
             failed, self._asking = self._asking, None
             failed.result()  # raises: it is the face's own failure
+        if self._saving is not None and self._saving.done():
+            failed, self._saving = self._saving, None
+            failed.result()
         if self.output.over_limit:
             limit = self._limits.log_bytes
             self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
@@ -326,20 +296,45 @@ class Conduct:
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
-                await self._save(message)
+                self._save(message)
             case wire.Snapped() if self._kernel.owes_snapped:
                 self._kernel.owes_snapped -= 1  # the copy is killed, as whatever a run leaves
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 
-    async def _save(self, message: wire.Saving) -> None:
-        if self._meanwhile is None:
-            refused = "nothing is saved here" if self._on_save is None else await self._on_save(message)
+    def _save(self, message: wire.Saving) -> None:
+        """A cell that was asked to end may still save; what it was saving just then is not finished."""
+        asked_to_end = self._stop
+
+        def is_over() -> bool:
+            is_late = self._stop is not asked_to_end or time.monotonic() >= self._kill_at
+            return is_late or self._died is not None or self._gone is not None
+
+        if len(self._saves) >= _MOST_QUESTIONS:
+            return self._lose("it saves and waits for no answer")
+        self._saves.append((message, is_over))
+        self._begin_saving()
+
+    def _begin_saving(self) -> None:
+        """Nothing is saved of a run whose plan is not made yet."""
+        if self._saves and self._saving is None and self._meanwhile is None:
+            self._saving = asyncio.create_task(self._save_all())
+
+    async def _save_all(self) -> None:
+        """Beside the reading, as `_answer`: a copy takes as long as its file is large."""
+        while self._saves:
+            message, is_over = self._saves.pop(0)
+            refused = "nothing is saved here" if self._on_save is None else await self._on_save(message, is_over)
             await self._reply(wire.SavedReply(refused=refused))
-        elif len(self._later) < _MOST_QUESTIONS:
-            self._later.append(message)
-        else:
-            self._lose("it saves and waits for no answer")
+        self._saving = None
+
+    async def _stop_saving(self) -> None:
+        """What was being saved is, or is not, when this returns."""
+        self._saves = []
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await asyncio.wait([saving])
+            saving.result()
 
     async def _reply(self, message: wire.Message) -> None:
         """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""

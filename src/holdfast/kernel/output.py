@@ -84,7 +84,7 @@ class RunOutput:
             return
         try:
             if stream not in self._files:
-                self._files[stream] = open(log_file(self._logs / self._run, stream), "wb", buffering=0)  # noqa: SIM115
+                self._files[stream] = open(log_file(self._logs / self._run, stream), "ab", buffering=0)  # noqa: SIM115
             self._files[stream].write(data[:room])
         except OSError:
             # The host's disk is full: the result still has head and tail, the log ends here.

@@ -181,7 +181,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Verify(Message, frozen=True):
-    """Try these, in order. → `Probed`"""
+    """Try these, in order. → `Finished`"""
 
     turn: int
     probes: list[Probe]
@@ -265,7 +265,7 @@ class Ready(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The last message of a cell or command: all it printed is already in the pipes."""
+    """The last message of a cell, a command or a trial: all it printed is already in the pipes."""
 
     turn: int
     count: int = 0
@@ -277,17 +277,13 @@ class Finished(Message, frozen=True):
     """Names that the cell took away."""
     result: Shown | None = None
     """The value of the last expression, where it is small and nothing was shown after it: one message less."""
+    failures: list[str] = []
+    """Of a trial, one per probe, in order: why it failed; empty: it holds."""
 
 
 class Restaged(Message, frozen=True):
     not_reopened: list[str] = []
     """Open files whose path leads nowhere any more, in words."""
-
-
-class Probed(Message, frozen=True):
-    turn: int
-    failures: list[str]
-    """One per probe, in order: why it failed; empty: it holds."""
 
 
 class Completed(Message, frozen=True):
@@ -335,6 +331,6 @@ HostRequest = (
 )  # fmt: skip
 KernelMessage = (
     Shown | Cleared | Printing | Asked | Saving | Raised
-    | Ready | Finished | Completed | Inspected | Named | Snapped | Woken | Restaged | Probed
+    | Ready | Finished | Completed | Inspected | Named | Snapped | Woken | Restaged
 )  # fmt: skip
 Supervision = Forked | Staged | Refused

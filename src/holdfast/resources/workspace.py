@@ -77,9 +77,19 @@ class Workspace:
         self._guest = owner
 
     def new_stage(self) -> str:
-        """Make the directories of a stage; its name."""
+        """Make the directories of a stage; its name. All of them, or none."""
         name = secrets.token_hex(4)
         stage, work = self.stage_path(name), self._stages / f"{name}.work"
+        try:
+            with durable.failures_told("stage"):
+                self._make_stage(stage, work)
+        except BaseException:
+            for directory in (stage, work):
+                remove_tree(directory)
+            raise
+        return name
+
+    def _make_stage(self, stage: Path, work: Path) -> None:
         for directory in (stage, work):
             directory.mkdir(mode=0o700)
         if self.shared is not None:
@@ -87,7 +97,6 @@ class Workspace:
             _make_area(stage / "data", "data", self._guest, mode=stat.S_IMODE(self.shared.stat().st_mode))
             for area in ("tmp", "home"):
                 _make_area(work / area, area, self._guest)
-        return name
 
     def hand_over(self, name: str) -> None:
         """Give what the guest has staged to the owner of the directory that it is for: what is the guest's here is

@@ -20,7 +20,8 @@ _UNUSABLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTO
 
 
 class SyncFailed(DiskFailed):
-    """What the kernel still holds of the file may not be what is on the disk."""
+    """What the kernel still holds of the file may not be what is on the disk: a commit that ends with this is there
+    when the file is opened anew, or is not."""
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
@@ -111,8 +112,12 @@ def _failure(path: Path, error: sqlite3.DatabaseError) -> HoldfastError | None:
     if code & 0xFF == sqlite3.SQLITE_FULL:
         return DiskFull("the disk is full (journal)", hint="free space where the home is, then run it again")
     if code & 0xFF in _UNUSABLE:
-        kind = SyncFailed if code in _SYNC_FAILED else DiskFailed
-        return kind(f"the journal failed: {error}", hint="look at the disk (dmesg) and at the modes of the home")
+        if code in _SYNC_FAILED:
+            return SyncFailed(
+                f"the journal failed: {error}",
+                hint="look at the disk (dmesg), then open the session again: its history says what was committed",
+            )
+        return DiskFailed(f"the journal failed: {error}", hint="look at the disk (dmesg) and at the modes of the home")
     return None
 
 
