@@ -161,12 +161,7 @@ class Computer:
         return await self._carry_out(execution.conduct.successor(), request, timeout_s=timeout_s)
 
     async def _carry_out(
-        self,
-        conduct: Conduct,
-        request: wire.Execute | wire.Shell | wire.Verify,
-        *,
-        timeout_s: float,
-        meanwhile: Meanwhile = nothing,
+        self, conduct: Conduct, request: wire.Conducted, *, timeout_s: float, meanwhile: Meanwhile = nothing
     ) -> Execution:
         assert self.now is not None
         cgroup = self.now.cgroup

@@ -198,6 +198,11 @@ def memory_of(session: Session) -> int:
     return now
 
 
+def resident_bytes() -> int:
+    """What the host itself holds: the sessions of a test are its own."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def host_pids(session: Session) -> list[int]:
     pids: list[int] = live(session).computer.now.cgroup.pids()
     return pids

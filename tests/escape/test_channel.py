@@ -504,3 +504,31 @@ def test_the_host_does_not_wait_for_a_socket_that_a_guest_sends_it(session, tool
 
     assert (run.error, run.stdout) == (None, "may not linger\n")
     assert time.monotonic() - started < 50
+
+
+TALKS = "for _ in range(3200): os.write(1, bytes(65536))"
+
+
+def test_an_assertion_that_prints_without_end_ends_its_own_run_and_costs_no_other(session, tools):
+    before = tools.resident_bytes()
+    run = session.run(tools.PRELUDE, asserts=[TALKS])
+
+    assert run.error is not None
+    assert run.error.code == "output_limit"
+    assert tools.resident_bytes() - before < 64 * MIB
+    honest = session.run("3")
+    assert (honest.error, honest.text, honest.stdout) == (None, "3", "")
+
+
+@pytest.mark.parametrize("how", [TALKS, "for n in range(400_000): os.write(1 + n % 2, b'x')"], ids=["much", "often"])
+def test_what_is_printed_while_nothing_runs_is_bounded_and_charged_to_no_run(session, tools, how):
+    tools.storm(session, f"class Talks:\n    def __sizeof__(self):\n        {how}\n        return 1\ntalks = Talks()")
+    before = tools.resident_bytes()
+    assert "talks" in session.names()
+
+    kept = tools.host_end(session)._early
+    assert 0 < sum(len(printed.data) for printed in kept) <= MIB
+    assert len(kept) < 1000
+    assert tools.resident_bytes() - before < 64 * MIB
+    honest = session.run("for _ in range(1023): os.write(1, bytes(65536));")
+    assert honest.error is None, "it printed less than it may"

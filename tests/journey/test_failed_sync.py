@@ -92,6 +92,16 @@ def test_a_failed_sync_stops_the_session_until_it_is_opened_again(watched: dict[
     assert again == "committed 'old' committed committed\n"
 
 
+@pytest.mark.parametrize("verb", ["run", "write"])
+def test_what_may_be_verified_is_left_to_whoever_opens_the_session_next(watched: dict[str, str], verb: str) -> None:
+    """SQLite had written the commit whose sync failed, and finds it again when nobody has tidied up."""
+    session, outcome = _run(KILLED, verb, env=watched, end=-signal.SIGKILL).split()
+    assert outcome == "disk_failed"
+
+    again = _run(AGAIN, session, env={"HOLDFAST_HOME": watched["HOLDFAST_HOME"]})
+    assert again == "committed 'new' committed committed committed\n"
+
+
 CHANGES: dict[str, Callable[[Session], Any]] = {
     "a cell": lambda s: s.run("open('a', 'w').write('a')"),
     "a savepoint": lambda s: s.run("from holdfast.kit import save\nopen('a', 'w').write('a'); save('a'); 1 / 0"),
@@ -130,16 +140,6 @@ def test_what_cannot_be_put_in_its_place_stops_the_session_and_is_there_when_it_
         report = check_in_home(store, again.id, default_home())
         store.close()
         assert (report.problem, report.unsettled) == ("", [])
-
-
-@pytest.mark.parametrize("verb", ["run", "write"])
-def test_what_may_be_verified_is_left_to_whoever_opens_the_session_next(watched: dict[str, str], verb: str) -> None:
-    """SQLite had written the commit whose sync failed, and finds it again when nobody has tidied up."""
-    session, outcome = _run(KILLED, verb, env=watched, end=-signal.SIGKILL).split()
-    assert outcome == "disk_failed"
-
-    again = _run(AGAIN, session, env={"HOLDFAST_HOME": watched["HOLDFAST_HOME"]})
-    assert again == "committed 'new' committed committed committed\n"
 
 
 def _run(code: str, *arguments: str, env: dict[str, str], end: int = 0) -> str:

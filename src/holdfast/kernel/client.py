@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import anyio
 import msgspec
 
-from holdfast.kernel import framing, wire
+from holdfast.kernel import early, framing, wire
 from holdfast.kernel.attested import number_inside, receive
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
@@ -97,13 +97,16 @@ class Kernel:
 
     def collect(self) -> list[Happening]:
         """What has happened so far. What was printed comes before what was sent later."""
+        kept, self._early = self._early, []
+        return [*kept, *self._news()]
+
+    def _news(self) -> list[Happening]:
         ready = {fd for fd, _ in self._epoll.poll(0)}
-        early, self._early = self._early, []
         pressed = self._read_pressure(ready)
         messages = self._read_messages() if self._control.fileno() in ready else []
         deaths = self._read_reports() if self._reports.fileno() in ready else []
         # The pipes last, but first in line: a cell flushes before it sends.
-        return [*early, *self.read_pipes(), *pressed, *messages, *deaths]
+        return [*self.read_pipes(), *pressed, *messages, *deaths]
 
     def read_pipes(self) -> list[Happening]:
         """What the pipes hold now, up to a bound."""
@@ -258,18 +261,15 @@ class Kernel:
         await self.beds.bury(snapshot)
 
     async def expect(self, kind: type[Reply]) -> Reply | None:
-        """The next message of a kind; None if the kernel is lost. What is printed meanwhile is kept for later."""
-        while True:
-            found: Reply | None = None
-            lost = False
-            for event in await self.wait(None):
-                if found is None and isinstance(event, kind):
-                    found = event
-                elif isinstance(event, (Printed, Died, Gone)):  # the next run is to learn of it
-                    self._early.append(event)
-                    lost = lost or not isinstance(event, Printed)
-            if found is not None or lost:
-                return found
+        """The next message of a kind; None if the kernel is lost. Of what happens meanwhile the next run learns."""
+        while not early.is_lost(self._early):
+            await readable(self._epoll.fileno(), None)
+            events = self._news()
+            early.keep(self._early, events)
+            for event in events:
+                if isinstance(event, kind):
+                    return event
+        return None
 
     async def _wait_asleep(self, pid_inside: int) -> int | None:
         """The sleeper's pid. Any process of the session can write to this socket: only the one that the kernel named,
@@ -282,15 +282,14 @@ class Kernel:
             self._epoll.unregister(self._wake.fileno())
 
     async def _hear_sleeper(self, pid_inside: int) -> int | None:
-        while not (pid_inside in self._reaped or any(isinstance(event, (Died, Gone)) for event in self._early)):
+        while not (pid_inside in self._reaped or early.is_lost(self._early)):
             await anyio.wait_readable(self._epoll)
             try:
                 word, pid = receive(self._wake, 64)
             except framing.ProtocolViolation:
                 continue
             except BlockingIOError:
-                events = self.collect()  # which hands out `_early` and begins a new one
-                self._early.extend(events)
+                early.keep(self._early, self._news())
                 continue
             if not word:
                 return None

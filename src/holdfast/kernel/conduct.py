@@ -105,6 +105,7 @@ class Conduct:
         self._deadline = float("inf")
         self._deadline_message = ""
         self._turn = 0
+        self._began = False
         self._guards: list[Guard] = []
         self._stop: Stop | None = None
         self._ask_again_at = float("inf")
@@ -139,7 +140,7 @@ class Conduct:
 
     async def run(
         self,
-        request: wire.Execute | wire.Shell | wire.Verify,
+        request: wire.Conducted,
         *,
         timeout_s: float,
         guards: list[Guard],
@@ -189,6 +190,7 @@ class Conduct:
 
     async def _end(self) -> Outcome:
         """Wait for the end, and bring it about when it does not come by itself."""
+        self._began = True  # what was printed before was not printed by this run
         while not self._is_over():
             await self._keep_time()
             tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
@@ -266,7 +268,7 @@ class Conduct:
     async def _take(self, event: Happening) -> None:
         match event:
             case Printed():
-                text = self.output.add(event.stream, event.data)
+                text = self.output.add(event.stream, event.data, charged=self._began)
                 if text:
                     await self._tell(Output(stream=event.stream, text=text))
             case Died():

@@ -53,8 +53,9 @@ class RunOutput:
         self._cut_short = False
         self.over_limit = False
 
-    def add(self, stream: StreamName, data: bytes) -> str:
+    def add(self, stream: StreamName, data: bytes, *, charged: bool = True) -> str:
         """Keep it; returns the text to stream (a character cut in two comes with its second half)."""
+        self._log_bytes += 0 if charged else len(data)
         self._kept[stream].add(data)
         self._log(stream, data)
         return self._decoders[stream].decode(data)

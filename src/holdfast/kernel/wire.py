@@ -329,6 +329,8 @@ HostRequest = (
     Execute | Shell | Complete | Inspect | ListNames | TakeSnapshot | Restage | Verify
     | SavedReply | Taken | Answer
 )  # fmt: skip
+Conducted = Execute | Shell | Verify
+"""What runs code of the user's, and is ended by `Finished`."""
 KernelMessage = (
     Shown | Cleared | Printing | Asked | Saving | Raised
     | Ready | Finished | Completed | Inspected | Named | Snapped | Woken | Restaged

@@ -1,0 +1,32 @@
+"""What a kernel does while no run is conducted. The next run learns of it, as far as that goes.
+
+Threads print between two runs, and so may whatever a question runs of the user's own (`__sizeof__`, hooks). It is read
+all the same, or the kernel could not answer; the first of it is shown by the next run, which does not pay for it, and
+the rest is dropped: nobody asked for it, and it must not grow in the host.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.kernel.happenings import Died, Gone, Happening, Printed
+
+_MOST_BYTES = 256 << 10
+_MOST_PIECES = 256
+
+
+def keep(early: list[Happening], events: Sequence[Happening]) -> None:
+    """Add to what is kept already. Messages that answer nothing are none of the next run's."""
+    room = _MOST_BYTES - sum(len(event.data) for event in early if isinstance(event, Printed))
+    for event in events:
+        if isinstance(event, (Died, Gone)):
+            early.append(event)
+        elif isinstance(event, Printed) and room > 0:
+            last, data = early[-1] if early else None, event.data[:room]
+            room -= len(data)
+            if isinstance(last, Printed) and last.stream == event.stream:
+                early[-1] = Printed(event.stream, last.data + data)
+            elif len(early) < _MOST_PIECES:
+                early.append(Printed(event.stream, data))
+
+
+def is_lost(early: Sequence[Happening]) -> bool:
+    return any(isinstance(event, (Died, Gone)) for event in early)
