@@ -48,7 +48,7 @@ def needed(recent: Sequence[tuple[int, Sequence[Change]]]) -> set[str]:
     return {change.before for _, changes in recent for change in changes if change.before}
 
 
-def _wanted(books: Books) -> set[str]:
+def wanted(books: Books) -> set[str]:
     """Those, and what runs that have no end yet had saved, or had replaced when the disk was full."""
     wanted = needed(books.recent)
     for record in (record for records in books.open.values() for record in records):
@@ -65,10 +65,10 @@ def _forget_oldest(books: Books) -> None:
 
 
 def _remove_unneeded(books: Books, limits: Limits) -> None:
-    books.blobs.forget(_wanted(books))
+    books.blobs.forget(wanted(books))
     while books.recent and books.blobs.size_bytes() > limits.disk_bytes:
         _forget_oldest(books)
-        books.blobs.forget(_wanted(books))
+        books.blobs.forget(wanted(books))
     keep = {books.state.manifest_sha256, *books.manifests()}
     for path in books.workspace.manifests.iterdir():
         if path.name not in keep:

@@ -20,7 +20,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.conduct import IsOver
 from holdfast.records import FileEntry, Saved
 from holdfast.resources.descent import open_file
-from holdfast.retention import needed
+from holdfast.retention import wanted
 
 Recall = Callable[[], Awaitable[object]]
 """Has the books go by what the journal has of the run (`plans.Plan.recall`)."""
@@ -40,7 +40,6 @@ class Savepoints:
         self._recall = recall
         self._refused = ""
         self._bytes = 0
-        self._copied: set[str] = set()
 
     def refuse(self, why: str) -> None:
         """Every save from now on is answered with this."""
@@ -76,14 +75,12 @@ class Savepoints:
         """All of them, or nothing stays."""
         before = self._bytes
         try:
-            files = [self._keep(path, is_over) for path in names]
+            return [self._keep(path, is_over) for path in names]
         except (HoldfastError, OSError, ValueError):
             if self._bytes > before:
-                self._books.blobs.forget(needed(self._books.recent) | self._copied)
+                self._books.blobs.forget(wanted(self._books))
                 self._bytes = before
             raise
-        self._copied.update(file.sha256 for file in files)
-        return files
 
     def _keep(self, path: str, is_over: IsOver) -> FileEntry:
         if paths.to_text(paths.to_bytes(path)) != path:
