@@ -210,14 +210,14 @@ class Kernel:
         """Have the kernel fork a frozen copy; the one before it is dropped. None, or why there is none now."""
         before, self.snapshot = self.snapshot, None
         self._reaped.clear()
+        if before is not None:  # of no use any more; it dies while its successor is born, which may need its room
+            self._pidfds.signal(before.pid, signal.SIGKILL)
         try:
             with anyio.fail_after(timeout_s):
                 await self.send(wire.TakeSnapshot())
                 snapped = await self.expect(wire.Snapped)
                 if snapped is None or snapped.pid == 0:
                     return snapped.reason if snapped else "the kernel is gone"
-                if before is not None:  # not sooner: what the kernel wrote since is seen by what the two do not share
-                    self._pidfds.signal(before.pid, signal.SIGKILL)
                 sleeper = await self._wait_asleep(snapped.pid)
                 if sleeper is None:
                     return "the snapshot ended before it slept"

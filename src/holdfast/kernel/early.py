@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from holdfast.kernel.happenings import Died, Gone, Happening, Printed
 
-_MOST_BYTES = 256 << 10
-_MOST_PIECES = 256
+_MOST_BYTES = 16 << 20
+"""More than a thread can write while its session is put to rest: that is not to be lost."""
+_PIECE_BYTES = 64 << 10
+_MOST_PIECES = 512
 
 
 def keep(early: list[Happening], events: Sequence[Happening]) -> None:
@@ -22,7 +24,7 @@ def keep(early: list[Happening], events: Sequence[Happening]) -> None:
         elif isinstance(event, Printed) and room > 0:
             last, data = early[-1] if early else None, event.data[:room]
             room -= len(data)
-            if isinstance(last, Printed) and last.stream == event.stream:
+            if isinstance(last, Printed) and last.stream == event.stream and len(last.data) < _PIECE_BYTES:
                 early[-1] = Printed(event.stream, last.data + data)
             elif len(early) < _MOST_PIECES:
                 early.append(Printed(event.stream, data))
