@@ -160,7 +160,8 @@ def _executing_nothing(session: Session) -> Iterator[None]:
         return outcomes[-1]
 
     async def repeat(*_: Any, meanwhile: Any, **__: Any) -> Any:
-        await meanwhile()
+        if (rest := meanwhile()) is not None:
+            await rest
         return outcomes[-1]
 
     async def nothing(*_: Any) -> None:
