@@ -60,9 +60,9 @@ def _is_written(*points: str) -> bool:
 class Crashes:
     """One home, whose hosts are killed one after the other while they play a scenario."""
 
-    def __init__(self, home: Path, env: Path, name: str) -> None:
-        self.home, self.env, self.name = home, env, name
-        self.host = Host(home, env)
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home, name
+        self.host = Host(home)
         before = self.host.ask("create", scenario=name)
         self.played = self.host.ask("play", session=before.session, scenario=name, at="")
         self.taken_back = set(before.live) - set(self.played.live)
@@ -89,7 +89,7 @@ class Crashes:
 
         def die(moment: Moment) -> None:
             before = self._crash(at)
-            Host(self.home, self.env, crash_at=moment.at).dies("resume", session=before.session)
+            Host(self.home, crash_at=moment.at).dies("resume", session=before.session)
             go_on(self, self._recover(before, steps=steps), moment)
 
         self._at_each(moments(passed, thorough=False), die)
@@ -105,7 +105,7 @@ class Crashes:
                 error.add_note(f"killed at {moment.at}, after {moment.steps} steps, while it played {self.name!r}")
                 failures.append(error)
                 self.host.kill()
-                self.host = Host(self.home, self.env)
+                self.host = Host(self.home)
         code = self.host.end()
         if failures:
             raise ExceptionGroup(f"{len(failures)} crashes", failures)
@@ -121,7 +121,7 @@ class Crashes:
 
     def _recover(self, before: Told, *, steps: int | None) -> Told:
         """None: the first step was taken or not, and nothing between; what is found tells which."""
-        dead, self.host = self.host, Host(self.home, self.env)
+        dead, self.host = self.host, Host(self.home)
         after = self.host.ask("resume", session=before.session)
         wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
         if steps is None:

@@ -91,8 +91,8 @@ def cgroups(home: Path) -> list[str]:
     return [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
 
 
-def test_a_script_that_ends_leaves_nothing(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, "print(s.run('6 * 7').text)")
+def test_a_script_that_ends_leaves_nothing(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, "print(s.run('6 * 7').text)")
     code, out, err = owner.end()
 
     assert (code, out, err) == (0, "42\n", "")
@@ -101,10 +101,8 @@ def test_a_script_that_ends_leaves_nothing(home: Path, guest_environment: Path) 
     assert cgroups(home) == []
 
 
-def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, guest_environment: Path) -> None:
-    owner = Owner(
-        home, guest_environment, "extra = Session(memory='128M', home=home, env=env); extra.run('1'); s.close()"
-    )
+def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, "extra = Session(memory='128M', home=home, env=env); extra.run('1'); s.close()")
     code, _, err = owner.end()
 
     assert (code, err) == (0, "")
@@ -112,8 +110,8 @@ def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, guest_environ
     assert cgroups(home) == []
 
 
-def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)
     code, _, err = owner.end()
@@ -125,10 +123,10 @@ def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, guest_environment:
     assert cgroups(home) == []
 
 
-def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environment: Path) -> None:
+def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, lean: Path) -> None:
     owner = Owner(
         home,
-        guest_environment,
+        lean,
         f"s.run('kept = [7]')\ntry: {ENDLESS.replace('open', 'kept.append(8); open', 1)}\n"
         "except KeyboardInterrupt: print(s.run('kept').text, s.generation)",
     )
@@ -138,8 +136,8 @@ def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environm
     assert owner.end() == (0, "[7] 1\n", "")
 
 
-def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS[:-1] + ", on_stdout=print)")
+def test_ctrl_c_while_output_streams_interrupts_too(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS[:-1] + ", on_stdout=print)")
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)
     code, _, err = owner.end()
@@ -150,15 +148,15 @@ def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environmen
     assert cgroups(home) == []
 
 
-def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.kill()
     owner.end()
     wait_until(lambda: owner.processes() == [])
     assert owner.session in os.listdir(home / "sessions")
 
-    following = Owner(home, guest_environment, "input_is_not_needed = 1")
+    following = Owner(home, lean, "input_is_not_needed = 1")
     code, _, err = following.end()
 
     assert (code, err) == (0, "")
@@ -168,14 +166,14 @@ def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, guest_environ
     assert int((home / "epoch").read_text()) == 2
 
 
-def test_a_terminated_owner_leaves_no_process(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_a_terminated_owner_leaves_no_process(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.terminate()
     owner.end()
 
     wait_until(lambda: owner.processes() == [])
-    assert Owner(home, guest_environment, "pass").end()[0] == 0
+    assert Owner(home, lean, "pass").end()[0] == 0
 
 
 def test_a_second_process_is_told_that_the_home_is_busy(session: Session) -> None:
@@ -200,10 +198,10 @@ def test_a_home_is_opened_with_one_memory_cap(session: Session) -> None:
     assert session.run("1").text == "1"
 
 
-def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Path, guest_environment: Path) -> None:
+def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Path, lean: Path) -> None:
     owner = Owner(
         home,
-        guest_environment,
+        lean,
         "import subprocess, time\npid = os.fork()\nif pid == 0:\n    os.close(1); os.close(2); time.sleep(1000)\n"
         "Path(home, 'forked').write_text(str(pid))",
     )
@@ -212,6 +210,6 @@ def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Pat
     forked = int((home / "forked").read_text())
     try:
         assert is_alive(forked)
-        assert Owner(home, guest_environment, "pass").end()[0] == 0
+        assert Owner(home, lean, "pass").end()[0] == 0
     finally:
         os.kill(forked, signal.SIGKILL)

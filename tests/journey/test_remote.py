@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from tests.lean import lean_home
 
 from holdfast import AsyncSession, HoldfastError, Session, engine, shared
 from holdfast.api import new_call
@@ -435,10 +436,7 @@ class Client:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
-    return home
+    return lean_home(tmp_path / "home")
 
 
 def test_an_attached_session_ends_with_a_client_that_is_killed_and_another_stays(
