@@ -24,6 +24,7 @@ with Session(memory="256M", home=home, env=env) as s:
     reached = s._session._transport
     kernel, keeper = reached._session.computer.now.kernel, reached._service.node._keeper
     pids = [kernel.pid, kernel.init_pid, keeper.peer_pid]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     print(json.dumps({"session": s.id, "pids": pids, "files": os.listdir(Path(home, "sessions"))}), flush=True)
     exec(code)
 """
@@ -47,14 +48,13 @@ class Owner:
         self.session: str = told["session"]
         self.pids: list[int] = told["pids"]
         self.files: list[str] = told["files"]
-        assert all(Path(f"/proc/{pid}").exists() for pid in self.pids) or code == ""
 
     def wait_started(self) -> None:
         wait_until(lambda: any((self.home / "sessions" / self.session).glob("stages/*/data/started")))
 
     def end(self) -> tuple[int, str, str]:
         try:
-            out, err = self.process.communicate(timeout=15)
+            out, err = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
@@ -164,6 +164,20 @@ def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, lean: Path) -
     assert os.listdir(home / "sessions") == [owner.session], "it can be resumed; only what it left running is gone"
     assert os.listdir(home / "sessions" / owner.session / "stages") == []
     assert int((home / "epoch").read_text()) == 2
+
+
+def test_an_idle_session_dies_with_an_owner_that_is_killed_also_if_nobody_opens_the_home_again(
+    home: Path, lean: Path
+) -> None:
+    owner = Owner(home, lean, "s.run('x = 1'); s.names(); print('idle', flush=True); input()")
+    assert owner.process.stdout is not None
+    assert owner.process.stdout.readline() == "idle\n"
+    owner.process.kill()
+    owner.end()
+
+    wait_until(lambda: owner.processes() == [])
+    assert [pid for path in cgroups(home) for pid in Path(path, "cgroup.procs").read_text().split()] == []
+    assert Owner(home, lean, "pass").end()[0] == 0
 
 
 def test_a_terminated_owner_leaves_no_process(home: Path, lean: Path) -> None:

@@ -76,7 +76,7 @@ class LocalNode:
         _raise_open_files_limit()
         if os.geteuid() == 0:
             self._block = claim_block(self._home.path)
-        self._keeper = await _start_keeper(self._home.logs)
+        self._keeper = await _start_keeper(self._home.logs, freezers=self.tree.freezers)
         try:
             await anyio.to_thread.run_sync(self.tree.adopt, self._keeper.peer_pid)
         except BaseException as error:
@@ -321,10 +321,13 @@ def _raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _start_keeper(logs: Path) -> Line:
+async def _start_keeper(logs: Path, *, freezers: str | None) -> Line:
     here, there = _packet_pair()
-    own_pidfd = os.pidfd_open(os.getpid())
-    command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), str(there.fileno()), str(own_pidfd)]
+    fds = [os.pidfd_open(os.getpid())]
+    if freezers is not None:
+        fds.append(os.open(freezers, os.O_RDONLY | os.O_DIRECTORY))
+    numbers = [str(fd) for fd in (there.fileno(), *fds, *([-1] if freezers is None else []))]
+    command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), *numbers]
     line = Line(here)
     with open(logs / "keeper.log", "wb") as log, there:  # noqa: ASYNC230 (once)
         try:
@@ -333,11 +336,12 @@ async def _start_keeper(logs: Path) -> Line:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(there.fileno(), own_pidfd),
+                pass_fds=(there.fileno(), *fds),
                 check=False,
             )
         finally:
-            os.close(own_pidfd)
+            for fd in fds:
+                os.close(fd)
     try:
         await line.receive(timeout_s=_START_TIMEOUT_S)
     except KernelStartFailed as error:
