@@ -392,10 +392,11 @@ def test_a_server_that_is_killed_is_a_clear_error_and_nothing_acknowledged_is_lo
             )
         assert server.url in caught.value.message
         assert "history()" in caught.value.hint
+        monkeypatch.setattr(connection, "PATIENCE_S", 60.0)
         began = time.monotonic()
         with pytest.raises(ServerUnreachable):
             session.close()
-        assert time.monotonic() - began < 1, "it is known to be gone: nobody waits for it again"
+        assert time.monotonic() - began < 45, "it is known to be gone: nobody waits for it again"
     with serving(home) as server, Session(url=server.url, token=server.token, resume=kept) as again:
         assert again.read("f") == b"acknowledged"
         assert [entry.status for entry in again.history()] == ["committed", "rolled_back"]
