@@ -18,7 +18,7 @@ from holdfast import retention
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
-from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionClosed
+from holdfast.errors import DiskFull, HoldfastError, InternalFault, InvalidSetting, SessionClosed, as_told
 from holdfast.executions import Aftermath
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Stop
@@ -204,14 +204,26 @@ class LiveSession:
                 self._put_to_rest(changes_memory=self.published or self.computer.has_woken)
 
     async def _refuse_if_unfit(self) -> None:
-        """Where the disk was full, there may be room by now."""
+        """Where the disk was full, there may be room by now; and what a mistake of ours kept from its end has one."""
         self._refuse_if_closed()
         await self.wait_settled()
-        if isinstance(self.books.stopped, DiskFull):
-            await self.books.reload()
-            await settle_open(self.books)
-            self.books.stopped = None
+        if isinstance(self.books.stopped, (DiskFull, InternalFault)):
+            await self._settle_late()
         self.books.refuse_if_halted()
+
+    async def _settle_late(self) -> None:
+        await self.computer.hold()  # what is published now is moved into the files below its layer
+        await self.books.reload()
+        were_open = bool(self.books.open)
+        try:
+            await settle_open(self.books)
+        except Exception as error:
+            raise as_told(error) from error
+        self.books.stopped = None
+        if were_open and self.computer.now is not None:
+            self.published = True
+            self._put_to_rest(changes_memory=True)
+            await self.wait_settled()
 
     async def sweep(self) -> None:
         """Remove the layers that nobody wants any more."""

@@ -19,7 +19,7 @@ import msgspec
 from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
+from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
 from holdfast.executions import Aftermath, Execution
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
@@ -177,13 +177,16 @@ class _Transaction:
 
     async def _give_up(self, error: BaseException) -> None:
         """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
-        whoever opens the session next, and nothing runs in it until then."""
-        fault = _told(error)
+        the session's next request, or whoever opens it next, and nothing runs in it until then."""
+        fault = as_told(error)
         if self.plan.is_noted and self.id not in self.books.open:
             return  # it has ended, and only its answer failed
         if await self.books.may_be_verified(self.id, error):
+            fault = as_told(error, verified=self.id)
             self.books.halt(fault)
             await self.computer.end_kernel()
+            if isinstance(error, Exception) and fault is not error:
+                raise fault from error
             return
         if not self.is_back:
             await self._force_back(fault)
@@ -202,9 +205,11 @@ class _Transaction:
         try:
             await self.plan.recall()
             if self.id in self.books.open:
-                await settle(self.books, self.id, reason=fault.message, blame="system")
+                await self.computer.hold()  # what was saved is moved into the files below its layer
+                settlement = await settle(self.books, self.id, reason=fault.message, blame="system")
+                self.session.published = self.session.published or bool(settlement.saved)
         except Exception as again:  # nothing runs here before somebody has settled it
-            self.books.halt(_told(again))
+            self.books.halt(as_told(again))
             with suppress(HoldfastError):
                 await self.books.recall(self.id)  # what was not written down is none of the next owner's business
         if isinstance(fault, DiskFailed) and not isinstance(fault, DiskFull):
@@ -376,12 +381,6 @@ class _Transaction:
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
-
-
-def _told(error: BaseException) -> HoldfastError:
-    if isinstance(error, HoldfastError):
-        return error
-    return SessionHalted(f"{type(error).__name__}: {error}", hint="please report this")
 
 
 def _blame(execution: Execution | None) -> Blame:

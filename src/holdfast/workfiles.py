@@ -17,7 +17,7 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, SessionHalted, StateMoved
+from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, StateMoved, as_told
 from holdfast.expectations import PathLike
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry, Memory
@@ -273,11 +273,11 @@ async def _staged(session: LiveSession, planned: Planned, fill: Fill, back_to: C
         same_inode = await books.in_thread(lambda: _same_inode(session, stage, changes, then))
         return _Staged(stage=stage, changes=changes, on_host=on_host, then=then, same_inode=same_inode)
     except Exception as error:  # a caller's source may raise anything, and no run is left without an end
-        reason = error.message if isinstance(error, HoldfastError) else _told(error)
+        reason = as_told(error).message
         try:
             await settle(books, planned.run, reason=reason, blame="user")
-        except HoldfastError as again:
-            books.halt(again)
+        except Exception as again:
+            books.halt(as_told(again))
         if stage:
             await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
         raise
@@ -298,17 +298,16 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
         crashpoint("write.verified")
         return await settle(books, planned.run, same_inode=staged.same_inode)
     except Exception as error:  # whatever it was, nothing runs on files of which nobody knows whether they are in place
-        known = error if isinstance(error, HoldfastError) else None
-        books.halt(known or SessionHalted(_told(error), hint="please report this"))
-        if await books.may_be_verified(planned.run, error):
+        is_verified = await books.may_be_verified(planned.run, error)
+        fault = as_told(error, verified=planned.run if is_verified else "")
+        books.halt(fault)
+        if is_verified:
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
             await books.in_thread(lambda: discard(session.workspace.stage_path(staged.stage)))
+        if fault is not error:
+            raise fault from error
         raise
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _stage(session: LiveSession, fill: Fill) -> tuple[str, list[Change]]:
