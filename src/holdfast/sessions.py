@@ -163,8 +163,8 @@ class LiveSession:
                     await self.wait_settled()
 
     async def _put_away(self, *, keep: bool) -> None:
-        if keep and self.books.open:  # a disk that failed; its stages are for whoever opens the session next
-            return
+        if keep and (self.books.open or self.books.journal.is_in_doubt):
+            return  # a disk that failed; its stages are for whoever opens the session next
         if keep:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.crash.conftest import lean as lean
 
 from holdfast import HoldfastError, Session
 
@@ -245,10 +246,10 @@ print("free")
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_one_home_that_fails_to_close_leaves_no_other_open(tmp_path: Path, guest_environment: Path, which: int) -> None:
+def test_one_home_that_fails_to_close_leaves_no_other_open(tmp_path: Path, lean: Path, which: int) -> None:
     homes = [tmp_path / "a", tmp_path / "b"]
     ended = subprocess.run(
-        [sys.executable, "-c", HOMES, str(guest_environment), *map(str, homes), str(which)],
+        [sys.executable, "-c", HOMES, str(lean), *map(str, homes), str(which)],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
