@@ -21,8 +21,9 @@ from holdfast.executions import Aftermath, Execution
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, OnSave, Outcome, Stop, nothing
+from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, Outcome, Stop, nothing
 from holdfast.kernel.output import RunOutput, forget_oldest_logs
+from holdfast.kernel.saves import OnSave
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
 from holdfast.resources import layers
