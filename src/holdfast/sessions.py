@@ -133,8 +133,8 @@ class LiveSession:
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> bool:
-        """Ask the running cell to end. False if nothing runs."""
-        return self.computer.stop(Stop(reason="interrupted", message="the run was interrupted"))
+        """Ask the run that has its turn to end, also before its code begins. False if nothing runs, or not any more."""
+        return self.computer.stops.ask(Stop(reason="interrupted", message="the run was interrupted"))
 
     async def reset(self) -> None:
         """Purge memory, end every process, wipe the namespace. Files stay; the generation rises. What runs is
@@ -179,16 +179,20 @@ class LiveSession:
         """The session's turn. Frozen until it is given something to do; afterwards, without the caller, protected and
         frozen again."""
         async with self._queue, self._turn:
-            await self._refuse_if_unfit()
-            self.computer.disk.refuse_if_hopeless()
-            with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
-                await self._ensure_kernel()
-                await self._protect_the_beginning()
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            self.computer.stops.expect(changes_memory)
             try:
-                yield self.computer
+                await self._refuse_if_unfit()
+                self.computer.disk.refuse_if_hopeless()
+                with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
+                    await self._ensure_kernel()
+                    await self._protect_the_beginning()
+                await anyio.lowlevel.checkpoint_if_cancelled()
+                try:
+                    yield self.computer
+                finally:
+                    self._put_to_rest(changes_memory=changes_memory)
             finally:
-                self._put_to_rest(changes_memory=changes_memory)
+                self.computer.stops.expect(False)
 
     @asynccontextmanager
     async def quiet_turn(self) -> AsyncIterator[Computer]:

@@ -39,7 +39,7 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.verification import Verdict, as_found, changed_outside, touched, try_out, verify
+from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify
 
 Kept = Literal["committed", "kept"]
 
@@ -142,19 +142,23 @@ class _Transaction:
         )
         return await self.computer.execute(
             self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
-            meanwhile=meanwhile,
+            meanwhile=meanwhile, is_followed=self._is_tried,
         )  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------
 
+    def _is_tried(self, error: RunError | None) -> bool:
+        """Whether what was declared is tried after such an end of the code."""
+        return is_declared(self.request) and (error is None or (error.code != "syntax" and self._leaves_as_is(error)))
+
     async def _decide(self, execution: Execution) -> Run:
-        error = execution.error
-        if execution.outcome.finished is None or (error is not None and not self._leaves_as_is(error)):
+        error, begun = execution.error, execution.outcome.begun
+        if execution.outcome.finished is None or (error is not None and begun and not self._leaves_as_is(error)):
             assert error is not None
             return await self._roll_back(execution, error)
-        if error is not None and error.code == "syntax":  # nothing was started
+        if error is not None and (error.code == "syntax" or not begun):  # nothing was started
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
-            return await self._end_rolled_back(execution, error, untouched)
+            return await self._end_rolled_back(execution, with_fate(error, "restored", None), untouched)
         tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
         crashpoint("run.verified")
@@ -362,7 +366,7 @@ class _Transaction:
     async def _take_back(self, execution: Execution) -> Run:
         verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
-            if execution.outcome.finished is not None:
+            if execution.outcome.finished is not None and execution.outcome.begun:
                 execution, verdict = await self._verify(execution)
         finally:
             alive = execution.outcome.finished is not None

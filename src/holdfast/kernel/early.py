@@ -20,9 +20,7 @@ def keep(early: list[Happening], events: Sequence[Happening]) -> None:
     """Add to what is kept already. Messages that answer nothing are none of the next run's."""
     room = _MOST_BYTES - sum(len(event.data) for event in early if isinstance(event, Printed))
     for event in events:
-        if isinstance(event, (Died, Gone)):
-            early.append(event)
-        elif isinstance(event, wire.Saving) and len(early) < _MOST_PIECES:
+        if isinstance(event, (Died, Gone)) or (isinstance(event, wire.Saving) and len(early) < _MOST_PIECES):
             early.append(event)
         elif isinstance(event, Printed) and room > 0:
             last, data = early[-1] if early else None, event.data[:room]
