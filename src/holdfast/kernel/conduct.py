@@ -155,7 +155,7 @@ class Conduct:
         self._guards = guards
         self._turn = request.turn
         self._kernel.read_location()  # of an earlier run that was warned and lived
-        # What a thread sent between two runs answers nothing; but it may wait to save, or the kernel have died meanwhile.
+        # What a thread sent between two runs answers nothing; but it may wait to save, or the kernel have died.
         early = self._kernel.collect()
         try:
             for event in early:

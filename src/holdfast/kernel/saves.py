@@ -1,4 +1,4 @@
-"""What a cell saves on the way: one after the other, beside the reading, since a copy takes as long as its file is large.
+"""What a cell saves on the way: one after the other, beside the reading; a copy takes as long as its file is large.
 
 1. Nothing is saved of a run whose plan is not made yet: until then it waits here.
 2. What began before the end of the code is saved, or is not, before the run ends. A thread that saves later is refused,
