@@ -56,8 +56,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     without_memory: str | None = None
     """Of a restore: why memory did not come back with the files."""
     files_not_restored: list[str] = []
-    """Of a restore: files that were changed on the host, past Holdfast, and whose committed content is kept nowhere: they
-    are as they were changed there."""
+    """Of a restore: files that were changed on the host, past Holdfast, and whose committed content is kept nowhere:
+    they are as they were changed there."""
     names_not_restored: list[str] = []
     """Of a restore: names that are not as they were: later runs bound or deleted them, or they were lost since."""
     not_restored: list[str] = []
