@@ -43,7 +43,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cap_bytes: int
 
 
-def explain(outcome: Outcome, memory: Evidence) -> RunError | None:
+_NO_DEATH = Evidence(oom_kills=0, peak_bytes=0, cap_bytes=0)
+
+
+def explain(outcome: Outcome, memory: Evidence = _NO_DEATH) -> RunError | None:
     """The error of a run, or None if it ended well."""
     if outcome.raised is not None:
         outcome = msgspec.structs.replace(outcome, raised=_bounded(outcome.raised))
@@ -118,7 +121,8 @@ def _explain_stop(outcome: Outcome) -> RunError | None:
     assert outcome.stop is not None
     if outcome.stop.reason == "interrupted" and outcome.raised is None:
         return None  # it was done before the interrupt reached it
-    return _error(outcome.stop.reason, f"{outcome.stop.message}. It was interrupted.", outcome.raised)
+    how = ". It was interrupted." if outcome.begun else " before its code began."
+    return _error(outcome.stop.reason, f"{outcome.stop.message}{how}", outcome.raised)
 
 
 def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:

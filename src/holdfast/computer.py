@@ -21,8 +21,10 @@ from holdfast.executions import Aftermath, Execution
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, OnSave, Outcome, Stop, nothing
+from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, Outcome, Stop, nothing
 from holdfast.kernel.output import RunOutput, forget_oldest_logs
+from holdfast.kernel.saves import OnSave
+from holdfast.kernel.stops import IsFollowed, Stops, never
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
 from holdfast.resources import layers
@@ -69,7 +71,7 @@ class Computer:
         """Files that were open at the last commit and could not be opened again: `Run.not_restored`."""
         self._session = session
         self._node = node
-        self._conduct: Conduct | None = None
+        self.stops = Stops()
         self.same_inode: frozenset[Parts] = frozenset()
         """Files that the last commit left in the guest's hands, until it has opened them anew."""
         self.untouched: dict[int, int] = {}
@@ -130,12 +132,6 @@ class Computer:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def stop(self, stop: Stop) -> bool:
-        """Ask what runs to end; False if nothing does."""
-        if self._conduct is not None:
-            self._conduct.stop(stop)
-        return self._conduct is not None
-
     async def execute(
         self,
         run_id: str,
@@ -146,27 +142,31 @@ class Computer:
         ask: Ask | None = None,
         on_save: OnSave | None = None,
         meanwhile: Meanwhile = nothing,
+        is_followed: IsFollowed = never,
     ) -> Execution:
         """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
-        case and once, when the kernel has it, and done when this returns."""
+        case and once, when the kernel has it, and done when this returns. `is_followed` says whether more of the run is
+        to come after such an end."""
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
         conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
-        return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile)
+        return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 
     async def probe(self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float) -> Execution:
         """Have the guest try what a caller declared: as a part of the same run, in what is left of its time."""
         request = wire.Verify(turn=self.next_turn(), probes=probes)
-        return await self._carry_out(execution.conduct.successor(), request, timeout_s=timeout_s)
+        after = execution.conduct.successor()
+        return await self._carry_out(after, request, timeout_s=timeout_s, meanwhile=nothing, then=never)
 
     async def _carry_out(
-        self, conduct: Conduct, request: wire.Conducted, *, timeout_s: float, meanwhile: Meanwhile = nothing
+        self, conduct: Conduct, request: wire.Conducted, *, timeout_s: float, meanwhile: Meanwhile, then: IsFollowed
     ) -> Execution:
         assert self.now is not None
         cgroup = self.now.cgroup
         gauges, self._gauges = self._gauges or _gauge(cgroup), None
-        self._conduct, given_up = conduct, None
+        given_up = None
+        self.stops.begin(conduct)
         self.protection.kept.woken = frozenset()
         try:
             outcome = await conduct.run(
@@ -178,8 +178,9 @@ class Computer:
             with anyio.CancelScope(shield=True):
                 outcome = await conduct.abandon(Stop(reason="interrupted", message="the caller gave up"))
         finally:
-            self._conduct = None
+            self.stops.end()
             conduct.output.close()
+        self.stops.expect(given_up is None and outcome.finished is not None and then(explain(outcome)))
         left = set(cgroup.pids()) - self.protection.keep
         if left or outcome.finished is None or self.disk.has_written():
             with anyio.CancelScope(shield=True):

@@ -75,18 +75,24 @@ class _Engine:
 
     def close(self) -> None:
         """Give up every home, whatever is still under way: a process that ends waits for nobody."""
-        self.start(self._close_services).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        try:
+            self.start(self._close_services).result()
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
 
     async def _close_services(self) -> None:
-        with anyio.move_on_after(_FAREWELL_S):
-            for session in list(self.elsewhere):
-                with contextlib.suppress(HoldfastError):
-                    await session.end()
-        while self._services:
-            _, (_, service) = self._services.popitem()
-            await service.close()
+        async with contextlib.AsyncExitStack() as steps:  # each is taken, whatever becomes of the one before
+            steps.push_async_callback(self._wait_for_the_rest)
+            while self._services:
+                _, (_, service) = self._services.popitem()
+                steps.push_async_callback(service.close)
+            with anyio.move_on_after(_FAREWELL_S):
+                for session in list(self.elsewhere):
+                    with contextlib.suppress(HoldfastError):
+                        await session.end()
+
+    async def _wait_for_the_rest(self) -> None:
         ending = self._under_way - {asyncio.current_task()}
         if ending:
             await asyncio.wait(ending)

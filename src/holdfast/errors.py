@@ -14,6 +14,7 @@
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
     │   └── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
+    ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
@@ -132,6 +133,13 @@ class DiskFailed(HoldfastError):
 class DiskFull(DiskFailed):
     """No room for a write. Nothing of it is there, so that it may be tried again when there is room: by the caller; or,
     if the run was verified by then, by us alone, which the message says."""
+
+
+class InternalFault(HoldfastError):
+    """A mistake of this package. What was verified by then is not lost: the session's next request commits it, which
+    the message says."""
+
+    code = "internal"
 
 
 class StateMoved(HoldfastError):
@@ -289,6 +297,20 @@ class SlowClient(Refused):
     """A body that did not arrive in time."""
 
     code = "slow_client"
+
+
+def as_told(error: BaseException, *, verified: str = "") -> HoldfastError:
+    """A failure as callers are told of it; `verified` is the run that it kept from being committed."""
+    if isinstance(error, HoldfastError):
+        return error
+    what = f"{type(error).__name__}: {error}"
+    if not verified:
+        return InternalFault(what, hint="please report this")
+    return InternalFault(
+        f"{verified} is verified, and will be committed: {what}",
+        hint="do not run it again: the session's next request commits it, or whoever opens the session next. Please "
+        "report this",
+    )
 
 
 def by_code() -> dict[str, type[HoldfastError]]:

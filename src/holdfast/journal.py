@@ -131,6 +131,11 @@ class Journal:
         await asyncio.wait([waiter])
         waiter.exception()
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """A sync failed: what this has is not, or not all, that whoever opens the file next finds there."""
+        return self._store.is_broken
+
     async def read(self, query: Callable[[Store], T]) -> T:
         """Ask the store something; all of the query sees one state, with every append that has returned."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, self._ask, query)

@@ -14,7 +14,8 @@ from holdfast.ckpt import Ckpt
 from holdfast.errors import StateMoved
 from holdfast.executions import Aftermath
 from holdfast.model import Label, Memory, Recovery, RunError, Step
-from holdfast.records import Lost
+from holdfast.records import FileEntry, Lost
+from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.state import State
 from holdfast.store.rows import VersionRow
 
@@ -111,9 +112,11 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
     files = sorted({change.path for changes in since for change in changes if change.area == "data"})
     resets = [lost for lost in books.losses if lost.generation > expected.generation]
     lost = sorted({name for reset in resets for name in reset.names} - set(state.live()))
-    back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")] if files else []
+    back: list[Step] = []
     if expected.version < books.oldest:
-        files, back = ["unknown: the state is too old"], []
+        files = ["unknown: the state is too old"]
+    elif files and not not_kept(plan_restore(state.files, files_at(books, expected.version)), books.blobs):
+        back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")]
     return Differences(
         expected=str(expected),
         found=str(state.ckpt()),
@@ -125,12 +128,22 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
     )
 
 
+def files_at(books: Books, version: int) -> dict[str, FileEntry]:
+    """The files of a version that is still kept."""
+    files = dict(books.state.files)
+    for later, changes in reversed(books.recent):
+        if later > version:
+            files = undo(files, changes)
+    return files
+
+
 async def refuse_if_moved(books: Books, expect: str | None) -> None:
     """A caller who believes in another state than this is told what differs, and nothing runs."""
     if expect is None or expect.strip() == (found := str(books.state.ckpt())):
         return
     believed, rows = await resolve(books, expect)
-    differs = differences(books, believed, later_runs={row.run for row in rows if row.version > believed.version})
+    later = {row.run for row in rows if row.version > believed.version}
+    differs = await books.in_thread(lambda: differences(books, believed, later_runs=later))
     resets = "; ".join(f"{lost.cause} ({_clock(lost.at)})" for lost in differs.resets)
     raise StateMoved(
         f"expected {believed}, the session is at {found}; "

@@ -17,7 +17,7 @@ from holdfast.computer import Computer
 from holdfast.errors import FileUnknown, HoldfastError
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
-from holdfast.kernel.conduct import IsOver
+from holdfast.kernel.saves import IsOver
 from holdfast.records import FileEntry, Saved
 from holdfast.resources.descent import open_file
 from holdfast.retention import wanted

@@ -18,7 +18,7 @@ from holdfast import retention
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
-from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionClosed
+from holdfast.errors import DiskFull, HoldfastError, InternalFault, InvalidSetting, SessionClosed, as_told
 from holdfast.executions import Aftermath
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Stop
@@ -133,8 +133,8 @@ class LiveSession:
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> bool:
-        """Ask the running cell to end. False if nothing runs."""
-        return self.computer.stop(Stop(reason="interrupted", message="the run was interrupted"))
+        """Ask the run that has its turn to end, also before its code begins. False if nothing runs, or not any more."""
+        return self.computer.stops.ask(Stop(reason="interrupted", message="the run was interrupted"))
 
     async def reset(self) -> None:
         """Purge memory, end every process, wipe the namespace. Files stay; the generation rises. What runs is
@@ -163,8 +163,8 @@ class LiveSession:
                     await self.wait_settled()
 
     async def _put_away(self, *, keep: bool) -> None:
-        if keep and self.books.open:  # a disk that failed; its stages are for whoever opens the session next
-            return
+        if keep and (self.books.open or self.books.journal.is_in_doubt):
+            return  # a disk that failed; its stages are for whoever opens the session next
         if keep:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)
@@ -179,16 +179,20 @@ class LiveSession:
         """The session's turn. Frozen until it is given something to do; afterwards, without the caller, protected and
         frozen again."""
         async with self._queue, self._turn:
-            await self._refuse_if_unfit()
-            self.computer.disk.refuse_if_hopeless()
-            with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
-                await self._ensure_kernel()
-                await self._protect_the_beginning()
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            self.computer.stops.expect(changes_memory)
             try:
-                yield self.computer
+                await self._refuse_if_unfit()
+                self.computer.disk.refuse_if_hopeless()
+                with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
+                    await self._ensure_kernel()
+                    await self._protect_the_beginning()
+                await anyio.lowlevel.checkpoint_if_cancelled()
+                try:
+                    yield self.computer
+                finally:
+                    self._put_to_rest(changes_memory=changes_memory)
             finally:
-                self._put_to_rest(changes_memory=changes_memory)
+                self.computer.stops.expect(False)
 
     @asynccontextmanager
     async def quiet_turn(self) -> AsyncIterator[Computer]:
@@ -204,14 +208,26 @@ class LiveSession:
                 self._put_to_rest(changes_memory=self.published or self.computer.has_woken)
 
     async def _refuse_if_unfit(self) -> None:
-        """Where the disk was full, there may be room by now."""
+        """Where the disk was full, there may be room by now; and what a mistake of ours kept from its end has one."""
         self._refuse_if_closed()
         await self.wait_settled()
-        if isinstance(self.books.stopped, DiskFull):
-            await self.books.reload()
-            await settle_open(self.books)
-            self.books.stopped = None
+        if isinstance(self.books.stopped, (DiskFull, InternalFault)):
+            await self._settle_late()
         self.books.refuse_if_halted()
+
+    async def _settle_late(self) -> None:
+        await self.computer.hold()  # what is published now is moved into the files below its layer
+        await self.books.reload()
+        were_open = bool(self.books.open)
+        try:
+            await settle_open(self.books)
+        except Exception as error:
+            raise as_told(error) from error
+        self.books.stopped = None
+        if were_open and self.computer.now is not None:
+            self.published = True
+            self._put_to_rest(changes_memory=True)
+            await self.wait_settled()
 
     async def sweep(self) -> None:
         """Remove the layers that nobody wants any more."""

@@ -19,7 +19,7 @@ import msgspec
 from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, SessionHalted
+from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
 from holdfast.executions import Aftermath, Execution
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
@@ -39,7 +39,7 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.verification import Verdict, as_found, changed_outside, touched, try_out, verify
+from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify
 
 Kept = Literal["committed", "kept"]
 
@@ -142,19 +142,23 @@ class _Transaction:
         )
         return await self.computer.execute(
             self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
-            meanwhile=meanwhile,
+            meanwhile=meanwhile, is_followed=self._is_tried,
         )  # fmt: skip
 
     # -- the end -----------------------------------------------------------------------------------------------
 
+    def _is_tried(self, error: RunError | None) -> bool:
+        """Whether what was declared is tried after such an end of the code."""
+        return is_declared(self.request) and (error is None or (error.code != "syntax" and self._leaves_as_is(error)))
+
     async def _decide(self, execution: Execution) -> Run:
-        error = execution.error
-        if execution.outcome.finished is None or (error is not None and not self._leaves_as_is(error)):
+        error, begun = execution.error, execution.outcome.begun
+        if execution.outcome.finished is None or (error is not None and begun and not self._leaves_as_is(error)):
             assert error is not None
             return await self._roll_back(execution, error)
-        if error is not None and error.code == "syntax":  # nothing was started
+        if error is not None and (error.code == "syntax" or not begun):  # nothing was started
             untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
-            return await self._end_rolled_back(execution, error, untouched)
+            return await self._end_rolled_back(execution, with_fate(error, "restored", None), untouched)
         tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
         crashpoint("run.verified")
@@ -177,13 +181,16 @@ class _Transaction:
 
     async def _give_up(self, error: BaseException) -> None:
         """We failed, and not the code. What is not verified is rolled back. What is, or may be, will be published by
-        whoever opens the session next, and nothing runs in it until then."""
-        fault = _told(error)
+        the session's next request, or whoever opens it next, and nothing runs in it until then."""
+        fault = as_told(error)
         if self.plan.is_noted and self.id not in self.books.open:
             return  # it has ended, and only its answer failed
         if await self.books.may_be_verified(self.id, error):
+            fault = as_told(error, verified=self.id)
             self.books.halt(fault)
             await self.computer.end_kernel()
+            if isinstance(error, Exception) and fault is not error:
+                raise fault from error
             return
         if not self.is_back:
             await self._force_back(fault)
@@ -202,9 +209,11 @@ class _Transaction:
         try:
             await self.plan.recall()
             if self.id in self.books.open:
-                await settle(self.books, self.id, reason=fault.message, blame="system")
+                await self.computer.hold()  # what was saved is moved into the files below its layer
+                settlement = await settle(self.books, self.id, reason=fault.message, blame="system")
+                self.session.published = self.session.published or bool(settlement.saved)
         except Exception as again:  # nothing runs here before somebody has settled it
-            self.books.halt(_told(again))
+            self.books.halt(as_told(again))
             with suppress(HoldfastError):
                 await self.books.recall(self.id)  # what was not written down is none of the next owner's business
         if isinstance(fault, DiskFailed) and not isinstance(fault, DiskFull):
@@ -357,7 +366,7 @@ class _Transaction:
     async def _take_back(self, execution: Execution) -> Run:
         verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
-            if execution.outcome.finished is not None:
+            if execution.outcome.finished is not None and execution.outcome.begun:
                 execution, verdict = await self._verify(execution)
         finally:
             alive = execution.outcome.finished is not None
@@ -376,12 +385,6 @@ class _Transaction:
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
-
-
-def _told(error: BaseException) -> HoldfastError:
-    if isinstance(error, HoldfastError):
-        return error
-    return SessionHalted(f"{type(error).__name__}: {error}", hint="please report this")
 
 
 def _blame(execution: Execution | None) -> Blame:

@@ -41,16 +41,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return checks.passed(self.checks)
 
 
+def is_declared(request: RunRequest) -> bool:
+    """Whether there is something that only the guest can try."""
+    return bool(request.asserts or any(expected.format for expected in request.outputs))
+
+
 async def try_out(
     books: Books, computer: Computer, request: RunRequest, execution: Execution
 ) -> tuple[list[Check], Execution]:
     """What only the guest can try; and the run with that in it, which may have ended badly by it."""
-    if not (request.asserts or any(expected.format for expected in request.outputs)):
+    if not is_declared(request):
         return [], execution
     present = await _present(books, computer, request)
     probes = expectations.probes(request.outputs, present, asserts=request.asserts)
     trial = await computer.probe(execution, probes, timeout_s=request.timeout_s)
-    if trial.outcome.finished is None:
+    if trial.outcome.finished is None or not trial.outcome.begun:
         assert trial.error is not None
         return checks.unanswered(probes, trial.error.message), execution.followed_by(trial)
     failures = [failure[:_FAILURE_LENGTH] for failure in trial.outcome.finished.failures]

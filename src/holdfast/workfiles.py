@@ -17,18 +17,18 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, HoldfastError, SessionHalted, StateMoved
+from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, StateMoved, as_told
 from holdfast.expectations import PathLike
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
-from holdfast.recovery import resolve
+from holdfast.recovery import files_at, resolve
 from holdfast.resources.descent import Parts, open_file
 from holdfast.resources.handles import staged_databases
 from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
-from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_file, undo
+from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_again, put_file
 from holdfast.results import in_data
 from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, facts_of, settle, state_after
@@ -55,6 +55,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     """`restored`: it is as it was at the version asked for. `lost`: that did not work, and the kernel is new."""
     without_memory: str | None = None
     """Of a restore: why memory did not come back with the files."""
+    files_not_restored: list[str] = []
+    """Of a restore: files that were changed on the host, past Holdfast, and whose committed content is kept nowhere:
+    they are as they were changed there."""
     names_not_restored: list[str] = []
     """Of a restore: names that are not as they were: later runs bound or deleted them, or they were lost since."""
     not_restored: list[str] = []
@@ -153,12 +156,17 @@ async def restore(session: LiveSession, ckpt: str) -> Written:
     names = await books.read(lambda store: _names_of(store, later))
     lost = {name for reset in books.losses if reset.generation > target.generation for name in reset.names}
 
+    stay: list[str] = []
+
     def fill(stage: Path) -> list[Change]:
         changes = _plan_back(books, target)
+        stay[:], again = _edited(books, changes)
+        changes += again
         fill_stage(stage, changes, books.blobs, owner=session.workspace.owner)
         return changes
 
     written = await _change(session, kind="restore", goal=f"restore {target}", fill=fill, back_to=target)
+    written = msgspec.structs.replace(written, files_not_restored=stay)
     if written.memory != "kept":
         return written
     return msgspec.structs.replace(written, names_not_restored=sorted(names | lost))
@@ -182,19 +190,20 @@ def _plan_back(books: Books, target: Ckpt) -> list[Change]:
     return changes
 
 
+def _edited(books: Books, changes: Sequence[Change]) -> tuple[list[str], list[Change]]:
+    """Files that no version since has changed, but somebody on the host has: those that stay so, and what puts the
+    others back."""
+    intact, known = books.workspace.intact, books.state.files
+    same = known.keys() - {change.path for change in changes}
+    strange = [] if books.workspace.shared else sorted(intact.strange(intact.unsure(same, known), known))
+    kept = [path for path in strange if books.blobs.has(known[path].sha256)]
+    return [path for path in strange if path not in kept], [put_again(known[path]) for path in kept]
+
+
 def _names_of(store: Store, runs: Sequence[str]) -> set[str]:
     """What these runs bound or deleted."""
     records = (record for run in runs[:_MOST_RUNS] for record in store.records(run))
     return {name for record in records if isinstance(record, Verified) for name in record.names}
-
-
-def files_at(books: Books, version: int) -> dict[str, FileEntry]:
-    """The files of a version that is still kept."""
-    files = dict(books.state.files)
-    for later, changes in reversed(books.recent):
-        if later > version:
-            files = undo(files, changes)
-    return files
 
 
 # -- one change --------------------------------------------------------------------------------------------------
@@ -273,11 +282,11 @@ async def _staged(session: LiveSession, planned: Planned, fill: Fill, back_to: C
         same_inode = await books.in_thread(lambda: _same_inode(session, stage, changes, then))
         return _Staged(stage=stage, changes=changes, on_host=on_host, then=then, same_inode=same_inode)
     except Exception as error:  # a caller's source may raise anything, and no run is left without an end
-        reason = error.message if isinstance(error, HoldfastError) else _told(error)
+        reason = as_told(error).message
         try:
             await settle(books, planned.run, reason=reason, blame="user")
-        except HoldfastError as again:
-            books.halt(again)
+        except Exception as again:
+            books.halt(as_told(again))
         if stage:
             await books.in_thread(lambda: discard(session.workspace.stage_path(stage)))
         raise
@@ -298,17 +307,16 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
         crashpoint("write.verified")
         return await settle(books, planned.run, same_inode=staged.same_inode)
     except Exception as error:  # whatever it was, nothing runs on files of which nobody knows whether they are in place
-        known = error if isinstance(error, HoldfastError) else None
-        books.halt(known or SessionHalted(_told(error), hint="please report this"))
-        if await books.may_be_verified(planned.run, error):
+        is_verified = await books.may_be_verified(planned.run, error)
+        fault = as_told(error, verified=planned.run if is_verified else "")
+        books.halt(fault)
+        if is_verified:
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
             await books.in_thread(lambda: discard(session.workspace.stage_path(staged.stage)))
+        if fault is not error:
+            raise fault from error
         raise
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _stage(session: LiveSession, fill: Fill) -> tuple[str, list[Change]]:

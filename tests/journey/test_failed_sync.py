@@ -43,8 +43,10 @@ except HoldfastError as error:
 KILLED = """
 import os, signal, sys
 from holdfast import HoldfastError, Session, transaction, workfiles
-verb = sys.argv[1]
+from holdfast import journal
+verb, resumed = sys.argv[1:]
 session = Session(memory="256M")
+journal._LINGER_S = 60.0 if resumed else journal._LINGER_S  # the plan is in the same commit
 print(session.id)
 session.run("open('a', 'w').write('old')")
 session.names()  # all that the run left to do is done
@@ -60,6 +62,14 @@ try:
     session.run("open('a', 'w').write('new')") if verb == "run" else session.write("a", "new")
 except HoldfastError as error:
     print(error.code, flush=True)
+if resumed:
+    os.unlink(os.environ["SYNCS_FAIL"])
+    known = session.id
+    session.close(keep=True)
+    try:
+        Session(resume=known).close(keep=True)
+    except HoldfastError as error:  # it has nothing to write to; and no plan to settle if that was not written either
+        assert error.code == "disk_failed", error
 os.kill(os.getpid(), signal.SIGKILL)
 """
 AGAIN = """
@@ -92,10 +102,14 @@ def test_a_failed_sync_stops_the_session_until_it_is_opened_again(watched: dict[
     assert again == "committed 'old' committed committed\n"
 
 
+@pytest.mark.parametrize("resumed", ["", "resumed"])
 @pytest.mark.parametrize("verb", ["run", "write"])
-def test_what_may_be_verified_is_left_to_whoever_opens_the_session_next(watched: dict[str, str], verb: str) -> None:
-    """SQLite had written the commit whose sync failed, and finds it again when nobody has tidied up."""
-    session, outcome = _run(KILLED, verb, env=watched, end=-signal.SIGKILL).split()
+def test_what_may_be_verified_is_left_to_whoever_opens_the_session_next(
+    watched: dict[str, str], verb: str, resumed: str
+) -> None:
+    """SQLite had written the commit whose sync failed, and finds it again when nobody has tidied up. Who resumes the
+    session in the same process does not find it, and is not the next."""
+    session, outcome = _run(KILLED, verb, resumed, env=watched, end=-signal.SIGKILL).split()
     assert outcome == "disk_failed"
 
     again = _run(AGAIN, session, env={"HOLDFAST_HOME": watched["HOLDFAST_HOME"]})

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.crash.conftest import lean as lean
 
 from holdfast import HoldfastError, Session
 
@@ -227,3 +228,41 @@ def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Pat
         assert Owner(home, lean, "pass").end()[0] == 0
     finally:
         os.kill(forked, signal.SIGKILL)
+
+
+HOMES = """
+import sys
+from holdfast import Session, engine
+from holdfast.home import acquire
+from pathlib import Path
+
+env, homes, which = sys.argv[1], sys.argv[2:4], int(sys.argv[4])
+sessions = [Session(memory="256M", home=home, env=env) for home in homes]
+service = engine.call(lambda: engine._running()._services[Path(homes[which])][1])
+
+close = service.node.close
+
+async def fail():
+    await close()
+    raise OSError("its disk is gone")
+
+service.node.close = fail
+try:
+    engine.shut_down()
+except OSError as error:
+    print(error)
+for home in homes:
+    acquire(Path(home)).release()
+print("free")
+"""
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_home_that_fails_to_close_leaves_no_other_open(tmp_path: Path, lean: Path, which: int) -> None:
+    homes = [tmp_path / "a", tmp_path / "b"]
+    ended = subprocess.run(
+        [sys.executable, "-c", HOMES, str(lean), *map(str, homes), str(which)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert ended.stdout == "its disk is gone\nfree\n", ended.stderr

@@ -1,16 +1,20 @@
 """Deadlines and interrupts: SIGINT first, then a kill, and always a clear word."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import anyio.to_thread
 import pytest
 
-from holdfast import Run, Session, ShellResult
+from holdfast import Run, Session, ShellResult, transaction, verification
 from holdfast.errors import SessionClosed
 from holdfast.model import Mode
+from holdfast.sessions import LiveSession
 
 T = TypeVar("T", Run, ShellResult)
 HEEDLESS = {
@@ -319,3 +323,102 @@ def test_a_reset_comes_before_those_who_wait_for_their_turn(session: Session) ->
     assert running.result().error.code == "interrupted"
     assert (waiting.result().text, waiting.result().generation) == ("False", 2)
     assert written.result().ckpt.split("-")[2] == "g2"
+
+
+# -- between the parts of a run ----------------------------------------------------------------------------------
+
+
+def live(session: Session) -> LiveSession:
+    return session._session._transport._session  # type: ignore[no-any-return, union-attr]
+
+
+class Held:
+    """A step of the host's that waits until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.reached, self._go, works = threading.Event(), threading.Event(), getattr(owner, name)
+
+        async def held(*arguments: Any, **options: Any) -> Any:
+            self.reached.set()
+            await anyio.to_thread.run_sync(self._go.wait, 60)
+            return await works(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, held)
+
+    def while_it_waits(self, verb: Callable[[], T], then: Callable[[], bool]) -> tuple[T, bool]:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(verb)
+            assert self.reached.wait(60)
+            try:
+                said = then()
+            finally:
+                self._go.set()
+            return future.result(), said
+
+
+@pytest.mark.parametrize("mode", ["strict", "notebook"])
+@pytest.mark.parametrize("protected", [True, False])
+@pytest.mark.parametrize("step", [(transaction, "changed_outside"), (LiveSession, "_ensure_kernel")])
+def test_an_interrupt_before_the_code_begins_ends_the_run_and_nothing_of_it_runs(
+    session: Session, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str], protected: bool, mode: Mode
+) -> None:
+    session.run("kept = [1]")
+    session.names()
+    if not protected:
+        kernel = live(session).computer.kernel
+        os.kill(kernel.snapshot.pid, signal.SIGKILL)
+    held = Held(monkeypatch, *step)
+    code = "open('f', 'w').write('x'); kept.append(2)"
+    run, said = held.while_it_waits(lambda: session.run(code, mode=mode, key="k"), session.interrupt)
+    monkeypatch.undo()
+
+    assert said
+    assert run.error is not None
+    assert (run.status, run.error.code, run.memory) == ("rolled_back", "interrupted", "restored")
+    assert "Variables are as they were before the run." in run.error.message
+    assert (session.run("kept").text, session.files(), session.generation) == ("[1]", [], 1)
+    again = session.run(code, mode=mode, key="k")
+    assert (again.status, again.replayed) == ("committed", False), "it was ended from outside, and may run again"
+
+
+def test_an_interrupt_before_a_rehearsal_begins_ends_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.run("kept = [1]")
+    held = Held(monkeypatch, transaction, "changed_outside")
+    run, said = held.while_it_waits(lambda: session.run("kept.append(2); 1", rehearse=True), session.interrupt)
+
+    assert (said, run.status, run.error and run.error.code, run.text) == (True, "rehearsed", "interrupted", None)
+
+
+@pytest.mark.parametrize("mode", ["strict", "notebook"])
+def test_an_interrupt_between_the_code_and_its_asserts_ends_the_run(
+    session: Session, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    session.run("kept = [1]")
+    held = Held(monkeypatch, verification, "_present")
+    code = "open('f', 'w').write('x'); kept.append(2)"
+    run, said = held.while_it_waits(lambda: session.run(code, asserts=["kept"], mode=mode), session.interrupt)
+
+    assert said
+    assert run.error is not None
+    assert (run.status, run.error.code, run.memory) == ("rolled_back", "interrupted", "restored")
+    assert [check.ok for check in run.checks] == [False]
+    assert (session.run("kept").text, session.files(), session.generation) == ("[1]", [], 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "asserts", "step"),
+    [
+        ("1 / 0", ["True"], (LiveSession, "roll_back")),
+        ("1 +", ["True"], (transaction, "settle")),
+        ("1", [], (transaction, "verify")),
+        ("1", ["True"], (transaction, "verify")),
+    ],
+)
+def test_when_nothing_more_of_a_run_is_to_come_there_is_nothing_to_interrupt(
+    session: Session, monkeypatch: pytest.MonkeyPatch, code: str, asserts: list[str], step: tuple[object, str]
+) -> None:
+    session.run("kept = [1]")
+    run, said = Held(monkeypatch, *step).while_it_waits(lambda: session.run(code, asserts=asserts), session.interrupt)
+
+    assert not said
+    assert (run.error and run.error.code) != "interrupted"

@@ -10,6 +10,7 @@ import pytest
 from holdfast import Run, Session
 from holdfast.errors import DiskFull
 from holdfast.journal import Journal
+from holdfast.kernel import wire
 from holdfast.model import Mode
 
 ENDS = {
@@ -140,6 +141,45 @@ def test_what_a_thread_was_saving_when_its_cell_ended_is_saved(session: Session)
     """
     assert ok(session.run(dedent(code))).saved == ["f"]
     assert ok(session.run("6 * 7")).text == "42"
+
+
+SAVING = """
+import threading
+from holdfast import kit
+with open('f', 'wb') as file: file.truncate(64 << 20)
+saved, refused = [], []
+def work():
+    while not saved or not over.is_set():
+        try: kit.save('f')
+        except kit.SaveRefused as error: refused.append(str(error))
+        else: saved.append(1)
+over = threading.Event()
+"""
+
+
+def test_threads_that_save_without_end_do_not_keep_a_run_from_its_end(session: Session) -> None:
+    ok(session.run(SAVING))
+    run = ok(session.run("for _ in range(3): threading.Thread(target=work, daemon=True).start()", timeout=15))
+
+    assert (run.status, run.memory) == ("committed", "kept")
+    code = "import time\nwhile not (saved and refused): time.sleep(0.01)\nover.set(); refused[0]"
+    assert "the run's code has ended: save while it runs" in (ok(session.run(code)).text or "")
+
+
+def test_a_thread_that_saves_between_two_runs_waits_for_the_next(session: Session) -> None:
+    """Nobody answered it, and whoever saved later waited behind it."""
+    ok(session.run(SAVING + "asked = threading.Event()"))
+    later = "def later():\n    asked.wait()\n    work()\nover.set()\nthreading.Thread(target=later).start()"
+    ok(session.run(later))
+    live = session._session._transport._session
+    # What a question runs of the user's own lets the thread go, while no run is conducted.
+    ok(session.run("class Asked:\n    def __sizeof__(self): asked.set(); return 1\nit = Asked()"))
+    session.names()
+    while not any(isinstance(event, wire.Saving) for event in live.computer.kernel._early):
+        session.names()
+    run = ok(session.run("open('g', 'w').write('1'); kit.save('g'); len(saved)", timeout=10))
+
+    assert (run.text, sorted(run.saved)) == ("1", ["f", "g"])
 
 
 REFUSED = """

@@ -178,6 +178,51 @@ def test_a_file_with_two_names_that_was_edited_on_the_host_halts_nothing(session
     assert ok(session.run("open('other').read()")).text == "'edited'"
 
 
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("meddle", [edit, Path.unlink], ids=["edited", "removed"])
+def test_a_restore_names_what_was_changed_on_the_host_and_is_kept_nowhere(
+    session: Session, meddle: Callable[[Path], None]
+) -> None:
+    one = session.write("f", "1")
+    session.write("g", "1")
+    meddle(home_of(session) / "files/data/f")
+    back = session.restore(one.ckpt)
+
+    assert (back.files_not_restored, [change.path for change in back.outputs]) == (["f"], ["g"])
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("meddle", [edit, Path.unlink], ids=["edited", "removed"])
+def test_a_restore_brings_back_what_was_changed_on_the_host_where_that_is_kept(
+    session: Session, meddle: Callable[[Path], None]
+) -> None:
+    session.write("f", "1")
+    session.write("f", "2")
+    again = session.write("f", "1")
+    meddle(home_of(session) / "files/data/f")
+    back = session.restore(again.ckpt)
+
+    assert (back.files_not_restored, back.outside) == ([], ["f"])
+    assert (contents(session), ok(session.run("open('f').read()")).text) == ({"f": b"1"}, "'1'")
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_restore_is_offered_only_where_it_is_possible(session: Session, lost: bool) -> None:
+    expected = session.write("f", "1")
+    if lost:
+        edit(home_of(session) / "files/data/f")
+    ok(session.run("open('f', 'w').write('2')"))
+    with pytest.raises(StateMoved) as moved:
+        session.run("1", expect=expected.ckpt)
+
+    offered = [step.action for step in moved.value.differs.steps]  # type: ignore[attr-defined]
+    assert offered == (["continue"] if lost else ["restore", "continue"])
+    if lost:
+        with pytest.raises(CkptUnknown):
+            session.restore(expected.ckpt)
+
+
 # -- memory too ----------------------------------------------------------------------------------------------------
 
 

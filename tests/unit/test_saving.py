@@ -32,8 +32,8 @@ class Host:
     def next(self) -> wire.KernelMessage:
         return _decoder.decode(self.sock.recv(framing.PACKET_BYTES + 1)[1:])
 
-    def send(self, message: wire.Message) -> None:
-        for packet in framing.packets(message):
+    def send(self, message: wire.Message, *, to: int = 0) -> None:
+        for packet in framing.addressed(message, to=to or os.getpid()):
             self.sock.send(packet)
 
 
@@ -194,7 +194,7 @@ def test_a_woken_copy_is_the_kernel_now(host: Host, workspace: Path) -> None:
 
     assert isinstance(host.next(), wire.Woken)
     assert host.next() == wire.Saving(paths=["a.csv"])
-    host.send(wire.SavedReply())
+    host.send(wire.SavedReply(), to=child)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
@@ -207,6 +207,25 @@ def test_a_thread_that_waited_across_a_wake_is_told(host: Host, workspace: Path)
     assert host.channel.receive() == wire.ListNames()
     saver.join(30)
     assert "restored" in str(outcome[0])
+
+
+def test_what_was_for_a_dead_kernel_is_not_carried_out_by_who_takes_its_place(host: Host, workspace: Path) -> None:
+    """A thread that waits in `kit.save` may read before the woken copy has said that it is the kernel now."""
+    saver, outcome = in_thread(kit.save, "a.csv")
+    host.next()
+    dead = os.getpid() + 1
+    host.send(wire.SavedReply(), to=dead)
+    host.send(wire.Execute(turn=1, code="rolled_back()"), to=dead)
+    host.send(wire.Execute(turn=1, code="x" * 2 * framing.PACKET_BYTES), to=dead)
+    host.send(wire.ListNames())
+
+    assert host.channel.receive() == wire.ListNames()
+    assert outcome == []
+    host.send(wire.SavedReply(refused="its own"))
+    host.send(wire.ListNames())
+    assert host.channel.receive() == wire.ListNames()
+    saver.join(30)
+    assert "its own" in str(outcome[0])
 
 
 def test_a_host_that_hangs_up_is_a_refusal(host: Host, workspace: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 from _thread import get_ident
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import getpid  # ours, whatever a cell makes of `os.getpid`
 from types import FrameType
 
 import msgspec
@@ -44,14 +45,15 @@ class Channel:
         """What was asked of the kernel before us is not ours to do: it died of it, or before it."""
         self._assembler = framing.Assembler(max_bytes=_HOST_MESSAGE_BYTES)
         with suppress(BlockingIOError):
-            while self._receive(framing.PACKET_BYTES + 1, _AT_ONCE):
+            while self._receive(framing.ADDRESSED_BYTES, _AT_ONCE):
                 pass
 
     def receive(self) -> wire.HostRequest | None:
-        """The next request; None when the host has hung up."""
-        while packet := self._receive(framing.PACKET_BYTES + 1):
-            body = self._assembler.feed(packet)
-            if body is not None:
+        """The next request that is for us; None when the host has hung up. A thread of a woken copy may be here already
+        when what was for the kernel before us lies there still."""
+        while packet := self._receive(framing.ADDRESSED_BYTES):
+            ours = framing.received(packet, by=getpid())
+            if ours is not None and (body := self._assembler.feed(ours)) is not None:
                 return _decoder.decode(body)
         return None
 

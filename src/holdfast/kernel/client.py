@@ -126,12 +126,12 @@ class Kernel:
     async def send(self, message: wire.Message) -> None:
         """Give the kernel a request. A kernel that is gone is noticed by `wait`, not here."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            for packet in framing.packets(message):
+            for packet in framing.addressed(message, to=self._pid_inside):
                 await self._send_packet(packet)
 
     def send_nowait(self, message: wire.Message) -> bool:
         """The same without waiting; False: it does not fit at once, and nothing was sent."""
-        packets = framing.packets(message)
+        packets = framing.addressed(message, to=self._pid_inside)
         if len(packets) > 1:
             return False
         try:

@@ -18,14 +18,12 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed
 from holdfast.kernel.output import RunOutput
+from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
 from holdfast.model import Displayed, DisplaysCleared, Event, Output
 
 Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
-IsOver = Callable[[], bool]
-OnSave = Callable[[wire.Saving, IsOver], Awaitable[str]]
-"""Keeps what a cell saves on the way, unless that is over before it is done; returns why not, or nothing."""
 Meanwhile = Callable[[], Coroutine[Any, Any, None] | None]
 """What is done once the kernel has the request: at once; or, as far as it takes a while, beside the reading."""
 StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
@@ -72,6 +70,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A traceback that a kernel left which did not live to raise."""
     printed: bool
     duration_s: float
+    begun: bool = True
+    """False: it was to end before the kernel had it."""
 
 
 class Conduct:
@@ -97,10 +97,8 @@ class Conduct:
         self._ask = ask
         self._asked: list[wire.Asked] = []
         self._asking: asyncio.Task[None] | None = None
-        self._on_save = on_save
         self._meanwhile: asyncio.Task[None] | None = None
-        self._saves: list[tuple[wire.Saving, IsOver]] = []
-        self._saving: asyncio.Task[None] | None = None
+        self._saves = Saves(on_save, self._reply)
         self._started = time.monotonic()
         self._deadline = float("inf")
         self._deadline_message = ""
@@ -122,7 +120,7 @@ class Conduct:
         """For what else belongs to the run: its output goes on, and its time."""
         after = Conduct(
             self._kernel, self.output, self._limits, run=self._run_id,
-            emit=self._emit, ask=self._ask, on_save=self._on_save,
+            emit=self._emit, ask=self._ask, on_save=self._saves.on_save,
         )  # fmt: skip
         after.shelf, after._started = self.shelf, self._started
         return after
@@ -150,14 +148,17 @@ class Conduct:
         """A kernel that sleeps is woken (`wake`) when the request lies before it: once, and on a core that is free,
         where it would otherwise displace us. `meanwhile` is called when it has the request, or cannot be given it, and
         is done when this returns. If it fails, so does this."""
+        if self._stop is not None:
+            return await self._decline(request, meanwhile)
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
         self._turn = request.turn
         self._kernel.read_location()  # of an earlier run that was warned and lived
-        # Whatever a thread sent between two runs answers nothing; but the kernel may have died meanwhile.
+        # What a thread sent between two runs answers nothing; but it may wait to save, or the kernel have died.
+        early = self._kernel.collect()
         try:
-            for event in self._kernel.collect():
+            for event in early:
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
             # Not to a dead one: its snapshot has the same socket, and would find the request there.
@@ -169,19 +170,34 @@ class Conduct:
         finally:
             rest = meanwhile()
             self._meanwhile = None if rest is None else asyncio.create_task(rest)
+        self._saves.begin(self._meanwhile is None)
+        for event in early:
+            if isinstance(event, wire.Saving):
+                await self._save(event)
         outcome = await self._end()
         if self._meanwhile is not None:
             await asyncio.wait([self._meanwhile])
             await self._look_meanwhile()
         return outcome
 
+    async def _decline(self, request: wire.Conducted, meanwhile: Meanwhile) -> Outcome:
+        """It was to end before the kernel had it: nothing of it runs, and it ends as if its first step had been to."""
+        if (rest := meanwhile()) is not None:
+            await rest
+        return Outcome(
+            finished=wire.Finished(turn=request.turn),
+            raised=wire.Raised(name="KeyboardInterrupt", message="", traceback="", kind="exception"),
+            stop=self._stop, died=None, gone=None, location="", printed=self.output.logged_bytes > 0,
+            duration_s=time.monotonic() - self._started, begun=False,
+        )  # fmt: skip
+
     async def abandon(self, stop: Stop) -> Outcome:
         """End it for a caller who is gone: nothing runs on unattended."""
-        self._emit = self._ask = self._on_save = None
+        self._emit = self._ask = self._saves.on_save = None
         self._stop_asking()
         self.stop(stop)
         meanwhile, self._meanwhile = self._meanwhile, None
-        self._begin_saving()
+        self._saves.begin()
         outcome = await self._end()
         if meanwhile is not None:  # if it fails now, whoever wants what it was to do will see
             await asyncio.wait([meanwhile])
@@ -198,7 +214,7 @@ class Conduct:
                 await self._take(event)
             await self._check()
         self._stop_asking()
-        await self._stop_saving()
+        await self._saves.stop()
         for event in self._kernel.read_pipes():
             await self._take(event)
         for stream, text in self.output.finish():
@@ -215,7 +231,7 @@ class Conduct:
         )
 
     def _is_over(self) -> bool:
-        if self._finished and (self._saves or self._saving):  # of a thread, which the cell did not wait for
+        if self._finished and self._saves:  # of a thread, which the cell did not wait for
             return bool(self._died)
         return bool(self._finished or self._died) or time.monotonic() >= self._give_up_at
 
@@ -242,16 +258,14 @@ class Conduct:
         if self._meanwhile is not None and self._meanwhile.done():
             done, self._meanwhile = self._meanwhile, None
             done.result()
-            self._begin_saving()
+            self._saves.begin()
 
     async def _check(self) -> None:
         await self._look_meanwhile()
         if self._asking is not None and self._asking.done():
             failed, self._asking = self._asking, None
             failed.result()  # raises: it is the face's own failure
-        if self._saving is not None and self._saving.done():
-            failed, self._saving = self._saving, None
-            failed.result()
+        self._saves.look()
         if self.output.over_limit:
             limit = self._limits.log_bytes
             self.stop(Stop(reason="output_limit", message=f"the run printed more than {limit:,} bytes"))
@@ -298,45 +312,24 @@ class Conduct:
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
-                self._save(message)
+                await self._save(message)
             case wire.Snapped() if self._kernel.owes_snapped:
                 self._kernel.owes_snapped -= 1  # the copy is killed, as whatever a run leaves
             case _:
                 self._lose(f"it sent {type(message).__name__} where that has no place")
 
-    def _save(self, message: wire.Saving) -> None:
+    async def _save(self, message: wire.Saving) -> None:
         """A cell that was asked to end may still save; what it was saving just then is not finished."""
+        if self._finished is not None:
+            return await self._reply(wire.SavedReply(refused=TOO_LATE))
         asked_to_end = self._stop
 
         def is_over() -> bool:
             is_late = self._stop is not asked_to_end or time.monotonic() >= self._kill_at
             return is_late or self._died is not None or self._gone is not None
 
-        if len(self._saves) >= _MOST_QUESTIONS:
-            return self._lose("it saves and waits for no answer")
-        self._saves.append((message, is_over))
-        self._begin_saving()
-
-    def _begin_saving(self) -> None:
-        """Nothing is saved of a run whose plan is not made yet."""
-        if self._saves and self._saving is None and self._meanwhile is None:
-            self._saving = asyncio.create_task(self._save_all())
-
-    async def _save_all(self) -> None:
-        """Beside the reading, as `_answer`: a copy takes as long as its file is large."""
-        while self._saves:
-            message, is_over = self._saves.pop(0)
-            refused = "nothing is saved here" if self._on_save is None else await self._on_save(message, is_over)
-            await self._reply(wire.SavedReply(refused=refused))
-        self._saving = None
-
-    async def _stop_saving(self) -> None:
-        """What was being saved is, or is not, when this returns."""
-        self._saves = []
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            await asyncio.wait([saving])
-            saving.result()
+        if not self._saves.add(message, is_over):
+            self._lose("it saves and waits for no answer")
 
     async def _reply(self, message: wire.Message) -> None:
         """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""

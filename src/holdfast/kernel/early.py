@@ -2,11 +2,12 @@
 
 Threads print between two runs, and so may whatever a question runs of the user's own (`__sizeof__`, hooks). It is read
 all the same, or the kernel could not answer; the first of it is shown by the next run, which does not pay for it, and
-the rest is dropped: nobody asked for it, and it must not grow in the host.
+the rest is dropped: nobody asked for it, and it must not grow in the host. A thread that saves waits for the next run.
 """
 
 from collections.abc import Sequence
 
+from holdfast.kernel import wire
 from holdfast.kernel.happenings import Died, Gone, Happening, Printed
 
 _MOST_BYTES = 16 << 20
@@ -19,7 +20,7 @@ def keep(early: list[Happening], events: Sequence[Happening]) -> None:
     """Add to what is kept already. Messages that answer nothing are none of the next run's."""
     room = _MOST_BYTES - sum(len(event.data) for event in early if isinstance(event, Printed))
     for event in events:
-        if isinstance(event, (Died, Gone)):
+        if isinstance(event, (Died, Gone)) or (isinstance(event, wire.Saving) and len(early) < _MOST_PIECES):
             early.append(event)
         elif isinstance(event, Printed) and room > 0:
             last, data = early[-1] if early else None, event.data[:room]

@@ -3,11 +3,15 @@
 A message is msgpack, cut into packets of at most `PACKET_BYTES`. The first byte of each packet says whether
 more follow (1) or the message is complete (0). Whoever reads from a kernel gives `Assembler` a limit and treats
 everything that does not decode as an attack: see `ProtocolViolation`.
+
+What the host sends to a kernel has an address after that byte: the kernel's pid, as its own pid namespace numbers it. A
+kernel and the snapshot that takes its place have one socket: what lies there for a dead one must not be carried out.
 """
 
 import array
 import os
 import socket
+import struct
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +20,8 @@ from holdfast.kernel.wire import Message
 
 PACKET_BYTES = 60_000
 MAX_FDS = 16
+_ADDRESS = struct.Struct("<I")
+ADDRESSED_BYTES = 1 + _ADDRESS.size + PACKET_BYTES
 
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
@@ -32,6 +38,20 @@ def packets(message: Message) -> list[bytes]:
         return [b"\0" + body]
     parts = [body[start : start + PACKET_BYTES] for start in range(0, len(body), PACKET_BYTES)]
     return [*(b"\1" + part for part in parts[:-1]), b"\0" + parts[-1]]
+
+
+def addressed(message: Message, *, to: int) -> list[bytes]:
+    """The same, for the kernel of that pid and no other."""
+    address = _ADDRESS.pack(to)
+    return [packet[:1] + address + packet[1:] for packet in packets(message)]
+
+
+def received(packet: bytes, *, by: int) -> bytes | None:
+    """A packet without its address; None if it is for another."""
+    start = 1 + _ADDRESS.size
+    if len(packet) < start or _ADDRESS.unpack_from(packet, 1) != (by,):
+        return None
+    return packet[:1] + packet[start:]
 
 
 class Assembler:

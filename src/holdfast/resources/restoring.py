@@ -48,6 +48,11 @@ def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntr
     return sorted(changes, key=parts_of)
 
 
+def put_again(entry: FileEntry) -> Change:
+    """What brings a committed file back that somebody has changed on the host."""
+    return _put(entry, entry)
+
+
 def not_kept(changes: Sequence[Change], blobs: LocalBlobs) -> list[str]:
     """The files that changes put and whose content is in no blob: somebody changed them on the host before it could be
     kept, or it is too old."""

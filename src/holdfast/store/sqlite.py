@@ -65,6 +65,11 @@ class Store:
         with self.transaction() as apply:
             apply(writes)
 
+    @property
+    def is_broken(self) -> bool:
+        """A sync failed, and nothing is written any more."""
+        return self._broken is not None
+
     @contextmanager
     def transaction(self) -> Iterator[Callable[[Sequence[AnyWrite]], None]]:
         """Several lists of writes in one commit. A list that is refused (ValueError) leaves nothing behind, and may

@@ -35,6 +35,7 @@ STATUSES = {
     "session_unknown": 404,
     "session_halted": 423,
     "disk_failed": 507,
+    "internal": 500,
     "state_moved": 412,
     "key_reused": 422,
     "rehearsal_unavailable": 409,

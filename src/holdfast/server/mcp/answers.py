@@ -307,6 +307,7 @@ def of_written(written: Written) -> Answer:
         f"files: {_outputs(written.outputs) or 'nothing changed'}",
         *_of_memory(written),
         *([f"changed between two runs: {_few(written.outside)}"] if written.outside else []),
+        *([f"changed on the host, and not brought back: {_few(stay)}"] if (stay := written.files_not_restored) else []),
         f"next: {_NEXT['committed']}",
     ]
     receipt = written.receipt
@@ -318,6 +319,7 @@ def of_written(written: Written) -> Answer:
         "outputs": written.outputs[: _MOST_ITEMS * 10],
         "memory": written.memory,
         "names_not_restored": written.names_not_restored,
+        "files_not_restored": written.files_not_restored,
         "receipt": None if receipt is None else {"number": receipt.number, "sha256": receipt.sha256},
     }
     return Answer(text="\n".join(lines), facts=_plain(facts))
