@@ -5,6 +5,7 @@ beside the reading of what the guest says: no deadline waits for that. Its recor
 nothing lasts, and that is written after it.
 """
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -28,6 +29,8 @@ class Plan:
         self.card: RunCard
         self.record: Planned
         self.is_noted = False
+        self.noted = asyncio.Event()
+        """The same, to wait for."""
         self.outside: list[str] = []
         """Files that were changed past us before the run."""
         self._session = session
@@ -77,6 +80,7 @@ class Plan:
             request_sha256=self._request.digest(),
         )
         self.is_noted = True
+        self.noted.set()
         writes: list[AnyWrite] = [*self._books.note(self.record), *once.claim(self.record)]
         if at_once:
             self._books.journal.append_nowait(*writes)

@@ -1,0 +1,75 @@
+"""What a run sends through the session's egress, and what it tries to in vain.
+
+Each request is journalled as `Sent` before its first byte leaves: when the run is taken back, or the host is killed,
+that is how anybody knows what may have happened outside. What is refused leaves nothing but a line in the receipt.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+
+from holdfast.egress.log import Log, Outgoing, Refusal
+from holdfast.faults import crashpoint
+from holdfast.notes import Notes
+from holdfast.records import Sent
+
+MOST_SENT = 1_000
+"""Of one run. Those past it do not leave."""
+
+
+class Withheld(Exception):
+    """Why a request does not leave, in words."""
+
+
+class Departures:
+    """What one run has sent."""
+
+    def __init__(self, notes: Notes, run: str, *, planned: Callable[[], Awaitable[object]]) -> None:
+        self.run = run
+        self.sent: list[str] = []
+        self.refused: list[str] = []
+        self._notes = notes
+        self._planned = planned
+        self._withheld = ""
+        self._uncounted = 0
+
+    @property
+    def log(self) -> list[str]:
+        """All of it, as receipts have it: what left, then what did not."""
+        return [*self.sent, *self.refused]
+
+    def withhold(self, why: str) -> None:
+        """Nothing leaves from now on."""
+        self._withheld = why
+
+    async def note(self, outgoing: Outgoing) -> None:
+        """Returns when it may leave. Raises if it may not."""
+        if self._withheld:
+            raise Withheld(self._withheld)
+        if len(self.sent) >= MOST_SENT:
+            raise Withheld(f"a run sends at most {MOST_SENT:,} requests")
+        request = in_words(outgoing)
+        self.sent.append(request)  # before it is written: who waits is counted
+        try:
+            await self._planned()  # nothing is written of a run whose plan is not
+            await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
+        except Exception:
+            self.sent.remove(request)
+            raise
+        crashpoint("egress.noted")
+
+    async def take(self, log: Log) -> None:
+        """When the way out is closed again: what it refused, and nothing is on its way to the journal any more."""
+        await self._notes.wait_written()
+        self.refused += [self._refusal(refusal) for refusal in log.refusals]
+        if log.refused > len(log.refusals):
+            self.refused.append(f"refused: {log.refused - len(log.refusals):,} more attempts")
+
+    def _refusal(self, refusal: Refusal) -> str:
+        what = f"{refusal.method} {refusal.target}".strip()
+        why = self._withheld or refusal.reason.replace("_", " ")
+        return f"refused: {what} ({why})" if what else f"refused: {why}"
+
+
+def in_words(outgoing: Outgoing) -> str:
+    """One line of a receipt."""
+    return f"{outgoing.method} {outgoing.target}"
