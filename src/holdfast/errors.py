@@ -2,6 +2,7 @@
 
     HoldfastError
     ├── InvalidSetting           a value that cannot be used
+    ├── BadEgress                a host that cannot be listed as one that a session may speak to
     ├── HomeBusy                 another process owns the home directory
     ├── SandboxUnavailable       this machine lacks a primitive that a strict sandbox needs
     ├── EnvironmentUnusable      the chosen Python cannot host guests
@@ -61,6 +62,12 @@ class InvalidSetting(HoldfastError):
     """A setting or argument that cannot be used as it is."""
 
     code = "invalid_setting"
+
+
+class BadEgress(HoldfastError):
+    """An entry of `egress=` that names no host, or could mean several."""
+
+    code = "bad_egress"
 
 
 class HomeBusy(HoldfastError):
