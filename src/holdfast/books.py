@@ -264,8 +264,10 @@ class Books:
 def is_code_committed(records: Sequence[AnyRecord]) -> bool:
     """Whether these are of code that ran and was kept; what the host does to files itself sends nothing."""
     planned = next((record for record in records if isinstance(record, Planned)), None)
-    return planned is not None and planned.kind in ("cell", "command") and any(
-        isinstance(record, Settled) and record.status in ("committed", "kept") for record in records
+    return (
+        planned is not None
+        and planned.kind in ("cell", "command")
+        and any(isinstance(record, Settled) and record.status in ("committed", "kept") for record in records)
     )
 
 

@@ -9,7 +9,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -75,21 +75,28 @@ def story(records: list[AnyRecord]) -> Story:
     )
 
 
+class RolledBack(TypedDict, total=False):
+    """What is said of a run if it is rolled back."""
+
+    reason: str
+    blame: Blame
+    checks: Sequence[Check]
+    """What was found before that."""
+    refused: Sequence[str]
+    """What it tried to send in vain."""
+    answer: Answer
+    """What whoever comes with its key again gets."""
+
+
 async def settle(
     books: Books,
     run: str,
     *,
-    reason: str = INTERRUPTED,
-    blame: Blame = "system",
-    checks: Sequence[Check] = (),
-    refused: Sequence[str] = (),
-    answer: Answer | None = None,
     redo: bool = False,
     same_inode: frozenset[Parts] = frozenset(),
+    **back: Unpack[RolledBack],
 ) -> Settlement:
-    """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is, `checks` what was
-    found before that, `refused` what it tried to send in vain; `answer` is what whoever comes with its key again
-    gets."""
+    """End a run, by its records alone."""
     told = story(books.open[run])
     if told.verified is not None:
         try:
@@ -97,9 +104,7 @@ async def settle(
         except DiskFull as error:
             raise _committed_later(run, error) from error
     else:
-        settlement = await _roll_back(
-            books, told, reason=reason, blame=blame, checks=checks, refused=refused, answer=answer
-        )
+        settlement = await _roll_back(books, told, **back)
     books.count_sent(books.open.pop(run))
     books.tell(settlement.settled)
     return settlement
@@ -211,16 +216,7 @@ def state_after(state: State, verified: Verified) -> State:
 # -- back --------------------------------------------------------------------------------------------------------
 
 
-async def _roll_back(
-    books: Books,
-    told: Story,
-    *,
-    reason: str,
-    blame: Blame,
-    checks: Sequence[Check],
-    refused: Sequence[str],
-    answer: Answer | None,
-) -> Settlement:
+async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> Settlement:
     """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
     planned, before = told.planned, books.state
     saved, writes = before, list[AnyWrite]()
@@ -232,9 +228,9 @@ async def _roll_back(
         receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
-    facts = _facts_rolled_back(saved, told, reason=reason, blame=blame, checks=checks, refused=refused)
+    facts, answer = _facts_rolled_back(saved, told, back), back.get("answer")
     receipt = seal(statement(facts), books.key)
-    settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
+    settled = _settled(planned, saved, receipt, status="rolled_back", reason=facts.reason, by=_blame(back))
     after = sealed(saved, receipt.sha256)
     kept = [change.path for change in changes]
     await books.journal.append(
@@ -359,14 +355,16 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
     )
 
 
-def _facts_rolled_back(
-    state: State, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check], refused: Sequence[str]
-) -> RunFacts:
+def _blame(back: RolledBack) -> Blame:
+    return back.get("blame", "system")
+
+
+def _facts_rolled_back(state: State, told: Story, back: RolledBack) -> RunFacts:
     facts = facts_of(told.planned, told.executed, state, state)
     steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
     return msgspec.structs.replace(
-        facts, status="rolled_back", reason=reason, blame=blame, checks=list(checks), saved=steps,
-        egress=[*told.sent, *refused],
+        facts, status="rolled_back", reason=back.get("reason", INTERRUPTED), blame=_blame(back),
+        checks=list(back.get("checks", ())), saved=steps, egress=[*told.sent, *back.get("refused", ())],
     )  # fmt: skip
 
 

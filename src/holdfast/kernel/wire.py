@@ -102,7 +102,7 @@ class ForkSession(Message, frozen=True):
     processes: int | None
     """RLIMIT_NPROC; None where a cgroup counts them."""
     shared: Shared | None = None
-    past_proxy: list[str] | None = None
+    past_proxy: tuple[str, ...] | None = None
     """Listen at `EGRESS_ADDRESS` in the session's network, and hand that to the host, whose proxy answers there: to
     all but these names, which are the guest's own. None: there is no way out."""
 

@@ -180,7 +180,7 @@ def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int
     os._exit(0)
 
 
-def _by_way_of_proxy(past: list[str]) -> dict[str, str]:
+def _by_way_of_proxy(past: tuple[str, ...]) -> dict[str, str]:
     """What requests, httpx, urllib, curl, git and pip go by: some read the one spelling, some the other."""
     host, port = wire.EGRESS_ADDRESS
     proxy = f"http://{host}:{port}"

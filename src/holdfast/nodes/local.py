@@ -111,7 +111,7 @@ class LocalNode:
         ids: Ids,
         limits: Limits,
         shared: Path | None = None,
-        past_proxy: list[str] | None = None,
+        past_proxy: tuple[str, ...] | None = None,
     ) -> Incarnation:
         """A new, confined kernel for a session whose directories, and those of the stage, exist. With `past_proxy` it
         has a listener for our proxy: see `wire.ForkSession`."""

@@ -43,7 +43,9 @@ from holdfast.store.rows import (
 
 T = TypeVar("T")
 
-_TYPES: dict[str, type[AnyRecord]] = {each.__name__: each for each in (Planned, Saved, Sent, Executed, Verified, Settled)}
+_TYPES: dict[str, type[AnyRecord]] = {
+    each.__name__: each for each in (Planned, Saved, Sent, Executed, Verified, Settled)
+}
 _encode = msgspec.msgpack.Encoder().encode
 
 
