@@ -17,7 +17,7 @@ Reason = Literal[
     "not_tls",           # a tunnel in which no TLS begins
     "wrong_name",        # a tunnel in which TLS begins for another host
     "too_large",         # the head of a request
-    "too_slow",          # the head of a request, or the beginning of TLS
+    "too_slow",          # the head of a request, the beginning of TLS; or nothing moved at all
     "too_many",          # connections at once, or requests of one run
     "unknown_host",      # the name has no address
     "unreachable",       # no address of it takes a connection
@@ -34,7 +34,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     """`CONNECT` for a tunnel: what is asked for inside is encrypted."""
     target: str
-    """`http://host/path` without its query (it may hold secrets; "?…" stands for it), or `host:port` of a tunnel."""
+    """`http://host/path` without its query (it may hold secrets; "?..." stands for it), or `host:port` of a tunnel."""
     host: str
     port: int
 
@@ -77,4 +77,4 @@ def printable(text: str, longest: int = LONGEST_TARGET) -> str:
     """
     cut = text[: longest + 1]
     escaped = _UNPRINTABLE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode(errors="replace")), cut)
-    return escaped if len(escaped) <= longest else escaped[: longest - 1] + "…"
+    return escaped if len(escaped) <= longest else escaped[: longest - 3] + "..."
