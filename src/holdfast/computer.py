@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.causes import Evidence, explain
 from holdfast.config import Limits
-from holdfast.departures import NOBODY, Departures, open_way
+from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, ProcessStuck
 from holdfast.executions import Aftermath, Execution, Gauges, gauge
@@ -52,10 +52,7 @@ class Computer:
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
-        self.past_proxy = past_proxy
-        """Kernels have a listener for our proxy, which these names go past; None: they have none."""
-        self.allowed = NOBODY
-        """Whom that proxy lets them reach."""
+        self.way = WayOut(past_proxy)
         self.stage, self.stage_path = "", workspace.stage_path("")
         """The layer that changes go to."""
         self.now: Incarnation | None = None
@@ -100,7 +97,7 @@ class Computer:
         await self._lay_stage()
         self.now = await self._node.fork(
             self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage,
-            shared=self.workspace.shared, past_proxy=self.past_proxy,
+            shared=self.workspace.shared, past_proxy=self.way.past_proxy,
         )  # fmt: skip
         self.protection = Protection(
             self.now.kernel, self.now.cgroup, cap_bytes=self.limits.memory_bytes,
@@ -165,7 +162,7 @@ class Computer:
 
     def _way_out(self, departures: Departures | None) -> AbstractAsyncContextManager[None]:
         """Open while code of the user's runs, and closed before anybody looks at what it did."""
-        return open_way(self.now.listener if self.now else None, self.allowed, departures)
+        return self.way.open(self.now.listener if self.now else None, departures)
 
     async def _carry_out(
         self, conduct: Conduct, request: wire.Conducted, *, timeout_s: float, meanwhile: Meanwhile = nothing

@@ -5,32 +5,34 @@ that is how anybody knows what may have happened outside. What is refused leaves
 """
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import anyio
+import msgspec
 
 from holdfast.books import MOST_TOLD
+from holdfast.egress.addresses import Lookups
 from holdfast.egress.allowed import AllowList
 from holdfast.egress.log import Log, Outgoing, Refusal
 from holdfast.egress.proxy import Proxy
+from holdfast.executions import Execution
 from holdfast.faults import crashpoint
+from holdfast.model import RunError
 from holdfast.notes import Notes
 from holdfast.records import Sent
 
 MOST_SENT = 1_000
 """Of one run. Those past it do not leave."""
-
-
 NOBODY = AllowList()
 """What a session may reach that was not given anything."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class Withheld(Exception):
-    """Why a request does not leave, in words."""
+_NO_NETWORK = re.compile(r"gaierror|NameResolution|Connect(ion|or)?\w*Error|URLError|MaxRetryError|ConnectTimeout")
+"""What the usual clients raise where nothing can be reached."""
+_NO_EGRESS = 'this session reaches no network; whoever opens it can list hosts: egress=["api.example.com"] or --egress'
 
 
 class Departures:
@@ -46,7 +48,11 @@ class Departures:
         self.refused: list[str] = []
         self._notes = notes
         self._planned = planned
-        self._withheld = ""
+        self.withheld = ""
+        """Why nothing leaves at all; empty: what is allowed does."""
+        self.is_way_there = False
+        """The session may reach something."""
+        self._left = 0
 
     @property
     def log(self) -> list[str]:
@@ -58,20 +64,15 @@ class Departures:
         """If it is rolled back: by this attempt, and by those before it."""
         return [*self.before, *self.sent][-MOST_TOLD:]
 
-    def withhold(self, why: str) -> None:
-        """Nothing leaves from now on."""
-        self._withheld = why
-
     async def note(self, outgoing: Outgoing) -> None:
         """Returns when it may leave. Raises if it may not."""
-        if self._withheld:
-            raise Withheld(self._withheld)
-        if len(self.sent) >= MOST_SENT:
-            raise Withheld(f"a run sends at most {MOST_SENT:,} requests")
-        request = in_words(outgoing)
-        self.sent.append(request)  # before it is written: who waits is counted
+        if self._left >= MOST_SENT or self.withheld:
+            raise PermissionError("nothing more leaves")
+        self._left += 1  # before it is written: who waits is counted
+        await self._planned()  # nothing is written of a run whose plan is not
+        request = f"{outgoing.method} {outgoing.target}"
+        self.sent.append(request)
         try:
-            await self._planned()  # nothing is written of a run whose plan is not
             await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
         except Exception:
             self.sent.remove(request)
@@ -85,9 +86,23 @@ class Departures:
         if log.refused > len(log.refusals):
             self.refused.append(f"refused: {log.refused - len(log.refusals):,} more attempts")
 
+    def explained(self, execution: Execution) -> Execution:
+        """With a hint, where the code failed because it did not get out."""
+        error = execution.error
+        if error is None or error.code != "exception" or error.hint or not (hint := self._hint(error)):
+            return execution
+        return msgspec.structs.replace(execution, error=msgspec.structs.replace(error, hint=hint))
+
+    def _hint(self, error: RunError) -> str:
+        if self.refused:
+            return f"egress {self.refused[-1]}; run.egress has each attempt"
+        if not self.is_way_there and (_NO_NETWORK.search(error.name) or "Network is unreachable" in error.message):
+            return _NO_EGRESS
+        return ""
+
     def _refusal(self, refusal: Refusal) -> str:
         what = f"{refusal.method} {refusal.target}".strip()
-        why = self._withheld or refusal.reason.replace("_", " ")
+        why = refusal.reason.replace("_", " ")
         return f"refused: {what} ({why})" if what else f"refused: {why}"
 
 
@@ -100,35 +115,31 @@ def past_proxy(allowed: AllowList) -> tuple[str, ...] | None:
     return tuple(name for name in _LOOPBACK if name not in listed) if listed else None
 
 
-def in_words(outgoing: Outgoing) -> str:
-    """One line of a receipt."""
-    return f"{outgoing.method} {outgoing.target}"
+class WayOut:
+    """One session's: whom it may reach, and that it does so while a run goes on and at no other time."""
 
+    def __init__(self, past_proxy: tuple[str, ...] | None) -> None:
+        self.past_proxy = past_proxy
+        """Kernels have a listener for our proxy, which these names go past; None: they have none."""
+        self.allowed = NOBODY
+        self._resolve = Lookups()  # of all its runs: a lookup may outlive the run that wanted it
 
-@asynccontextmanager
-async def open_way(
-    listener: socket.socket | None, allowed: AllowList, departures: Departures | None
-) -> AsyncIterator[None]:
-    """The way out of a session, for as long as this lasts: at no other time does anything get through."""
-    if listener is None or departures is None:
-        yield
-        return
-    _turn_away(listener)
-    proxy = Proxy(allowed, note=departures.note)
-    serving = asyncio.create_task(proxy.serve(listener))
-    try:
-        async with proxy.open(departures.run) as log:
+    @asynccontextmanager
+    async def open(self, listener: socket.socket | None, departures: Departures | None) -> AsyncIterator[None]:
+        """For one run. What is begun in here has ended when this is left."""
+        if listener is None or departures is None:
             yield
-    finally:
-        serving.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([serving])
-            await departures.take(log)
-
-
-def _turn_away(listener: socket.socket) -> None:
-    """Who knocked when nothing ran: that was no run's request."""
-    listener.setblocking(False)
-    with suppress(BlockingIOError):
-        while True:
-            listener.accept()[0].close()
+            return
+        departures.is_way_there = True
+        proxy = Proxy(self.allowed, note=departures.note, resolve=self._resolve, withheld=departures.withheld)
+        serving = asyncio.create_task(proxy.serve(listener))
+        log = Log(departures.run)
+        try:
+            async with proxy.open(departures.run) as log:
+                yield
+        finally:
+            serving.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([serving])
+                _ = serving.cancelled() or serving.exception()  # where it failed, nothing got out any more
+                await departures.take(log)

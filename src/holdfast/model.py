@@ -169,7 +169,7 @@ class Run(Noun, frozen=True, kw_only=True):
     """`watchdog` where the cap is only sampled: a burst between two samples can pass it."""
 
 
-class ShellResult(Noun, frozen=True):
+class ShellResult(Noun, frozen=True, kw_only=True):
     """What a command did."""
 
     id: str
@@ -186,6 +186,7 @@ class ShellResult(Noun, frozen=True):
     error: RunError | None
     strays: list[Stray]
     duration_s: float
+    egress: list[str] = []
 
 
 class Name(Noun, frozen=True):

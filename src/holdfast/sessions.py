@@ -90,12 +90,12 @@ class LiveSession:
 
     def allow(self, allowed: AllowList) -> None:
         """Whom it may reach from its next run on, and nobody else."""
-        if allowed.entries and self.computer.past_proxy is None:
+        if allowed.entries and self.computer.way.past_proxy is None:
             raise EgressRefused(
                 f"session {self.id} is open, and was opened without egress",
                 hint="end it (keep=True keeps its files), and resume it with egress=",
             )
-        self.computer.allowed = allowed
+        self.computer.way.allowed = allowed
 
     def raise_generation(self, cause: str, *, run: str | None = None) -> None:
         if self.generation == 0:

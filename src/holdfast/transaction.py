@@ -135,8 +135,7 @@ class _Transaction:
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         self.is_back = False
-        turn = self.computer.next_turn()
-        code = self.request.code
+        turn, code = self.computer.next_turn(), self.request.code
         request = (
             wire.Shell(turn=turn, command=code)
             if self.request.kind == "command"
@@ -144,10 +143,11 @@ class _Transaction:
                 turn=turn, code=code, stdin=ask is not None, silent=self.request.silent, script=self.request.script
             )
         )
-        return await self.computer.execute(
+        execution = await self.computer.execute(
             self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, departures=self.departures,
         )  # fmt: skip
+        return self.departures.explained(execution)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class _Transaction:
                 hint="run it for real, or run something small first so that a snapshot can be taken",
             )
         self.saves.refuse("a rehearsal keeps nothing")
-        self.departures.withhold("a rehearsal sends nothing")
+        self.departures.withheld = "this is a rehearsal, which sends nothing"
         protection.pinned = True
         try:
             execution = await self._execute(emit, None)

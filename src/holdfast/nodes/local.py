@@ -209,7 +209,10 @@ class LocalNode:
         except TimeoutError:
             zygote.close()  # a late answer, with its listener, would be taken for the next session's
             raise
-        return [socket.socket(fileno=fd) for fd in received]
+        listeners = [socket.socket(fileno=fd) for fd in received]
+        for listener in listeners:
+            listener.setblocking(False)
+        return listeners
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
