@@ -115,7 +115,7 @@ async def echoing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def test_bodies_go_through_in_steps_and_are_never_held() -> None:
-    size = 64 * MIB
+    size = 32 * MIB
 
     async def body() -> object:
         for _ in range(size // 65536):

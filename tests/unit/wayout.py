@@ -5,6 +5,7 @@ import datetime
 import os
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ipaddress import ip_address
@@ -183,6 +184,13 @@ def certify(directory: Path, name: str = NAME) -> tuple[ssl.SSLContext, ssl.SSLC
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(pem)
     return server, ssl.create_default_context(cafile=str(pem))
+
+
+def break_off(writer: asyncio.StreamWriter) -> None:
+    """Not an end: a reset."""
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
 
 
 def open_sockets() -> set[str]:
