@@ -77,30 +77,35 @@ class _Bytes:
     """Bytes that are taken from the front; what is not there cannot be taken."""
 
     def __init__(self, data: bytes) -> None:
-        self.left = data
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
 
     def take(self, count: int) -> bytes:
-        if len(self.left) < count:
+        if self.left < count:
             raise NotTls("the hello is cut short")
-        taken, self.left = self.left[:count], self.left[count:]
-        return taken
+        self._at += count
+        return self._data[self._at - count : self._at]
 
     def number(self, count: int) -> int:
         return int.from_bytes(self.take(count))
 
-    def vector(self, count: int) -> "_Bytes":
+    def vector(self, count: int) -> bytes:
         """As many bytes as the `count` bytes before them say."""
-        return _Bytes(self.take(self.number(count)))
+        return self.take(self.number(count))
 
 
 def _understand(body: _Bytes) -> Hello:
     if body.number(2) >> 8 != 3:
         raise NotTls("that version of TLS is none")
     body.take(32)
-    session, suites, compressions = body.vector(1).left, body.vector(2).left, body.vector(1).left
+    session, suites, compressions = body.vector(1), body.vector(2), body.vector(1)
     if len(session) > 32 or not suites or len(suites) % 2 or not compressions:
         raise NotTls("the hello has a part of the wrong size")
-    extensions = body.vector(2) if body.left else body
+    extensions = _Bytes(body.vector(2) if body.left else b"")
     if body.left:
         raise NotTls("something is behind the hello's extensions")
     found: set[int] = set()
@@ -111,13 +116,13 @@ def _understand(body: _Bytes) -> Hello:
             raise NotTls("an extension is there twice")
         found.add(kind)
         if kind == _SERVER_NAME:
-            name = _server_name(content)
+            name = _server_name(_Bytes(content))
     return Hello(name, bool(found & {_ECH, _ESNI}))
 
 
 def _server_name(content: _Bytes) -> str:
-    names = content.vector(2)
-    kind, name = names.number(1), names.vector(2).left
+    names = _Bytes(content.vector(2))
+    kind, name = names.number(1), names.vector(2)
     if kind != 0 or not name or names.left or content.left:
         raise NotTls("the server's name is not one name")
     try:

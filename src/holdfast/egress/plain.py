@@ -13,6 +13,7 @@ from holdfast.egress.wire import Wire, together
 
 _MOST_EARLY = 20
 """Answers before the answer (1xx)."""
+_MOST_PARTS = 256
 
 
 class Forwarding:
@@ -40,33 +41,34 @@ class Forwarding:
     async def _upload(self) -> bool:
         while True:
             try:
-                event = await _next(self._server, self._guest)
+                body, event = await _gather(self._server, self._guest)
             except h11.RemoteProtocolError:
-                raise Refused("malformed", "the request's body is not framed as it should be") from None
-            if not isinstance(event, (h11.Data, h11.EndOfMessage)):
-                raise Refused("malformed", "the request ends before its body does")
-            over = isinstance(event, h11.EndOfMessage)
-            if isinstance(event, h11.Data):
-                self._log.bytes_out += len(event.data)
+                raise Refused("malformed", "the request's body is not framed as it should be, or ends early") from None
+            self._log.bytes_out += len(body)
+            data = (self._client.send(h11.Data(data=body)) or b"") if body else b""
+            if event is not None:  # trailers stay here: they are of this connection, and could pose as headers
+                data += self._client.send(h11.EndOfMessage())
             try:
-                # Trailers stay here: they are of this connection, and could pose as headers.
-                await self._upstream.write(self._client.send(h11.EndOfMessage() if over else event))
+                await self._upstream.write(data)
             except OSError:
                 return False  # it wants no more of it, and may have said why: that is read by who downloads
-            if over:
+            if event is not None:
                 return False
 
     async def _download(self) -> bool:
         early = 0
         while True:
             try:
-                event = await _next(self._client, self._upstream)
+                body, event = await _gather(self._client, self._upstream)
                 if isinstance(event, h11.InformationalResponse):
                     early += 1
                     if early > _MOST_EARLY or event.status_code == 101:
                         raise h11.RemoteProtocolError("there is no answer in sight")
                     continue
-                data = self._server.send(self._written(event))
+                self._log.bytes_in += len(body)
+                data = (self._server.send(h11.Data(data=body)) or b"") if body else b""
+                if event is not None:
+                    data += self._server.send(_answer(event))
             except (OSError, h11.ProtocolError):
                 raise Refused("broken_upstream", f"{self._head.authority} broke off, or does not speak HTTP") from None
             self.answered = True
@@ -74,28 +76,35 @@ class Forwarding:
             if isinstance(event, h11.EndOfMessage):
                 return True
 
-    def _written(self, event: h11.Event) -> h11.Response | h11.Data | h11.EndOfMessage:
-        """What of an answer the guest gets."""
-        if isinstance(event, h11.Data):
-            self._log.bytes_in += len(event.data)
-            return event
-        if isinstance(event, h11.EndOfMessage):
-            return h11.EndOfMessage()
-        if not isinstance(event, h11.Response):
-            raise h11.RemoteProtocolError("it ended before its answer did")
-        names = [name for name, _ in event.headers]
-        if b"content-length" in names and b"transfer-encoding" in names:
-            raise h11.RemoteProtocolError("two readers would see two answers")
-        headers = [*end_to_end(event), (b"Connection", b"close")]
-        return h11.Response(status_code=event.status_code, reason=event.reason, headers=headers)
+
+def _answer(event: h11.Event) -> h11.Response | h11.EndOfMessage:
+    """What of it the guest gets."""
+    if not isinstance(event, h11.Response):
+        return h11.EndOfMessage()
+    names = [name for name, _ in event.headers]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise h11.RemoteProtocolError("two readers would see two answers")
+    headers = [*end_to_end(event), (b"Connection", b"close")]
+    return h11.Response(status_code=event.status_code, reason=event.reason, headers=headers)
 
 
-async def _next(connection: h11.Connection, wire: Wire) -> h11.Event:
-    """One event. Each is written somewhere before the next is asked for, so that thousands in a packet stall nobody."""
-    while True:
+async def _gather(connection: h11.Connection, wire: Wire) -> tuple[bytes, h11.Event | None]:
+    """What there is of a body, and what comes behind it if that is there too. It waits if there is nothing.
+
+    A packet may hold thousands of parts. They are taken together, or each would cost a packet; but only so many at
+    once, and what was taken is written before more is, so that others get their turn.
+    """
+    parts: list[bytes] = []
+    while len(parts) < _MOST_PARTS:
         event = connection.next_event()
-        if isinstance(event, (h11.Request, h11.InformationalResponse, h11.Response, h11.Data, h11.EndOfMessage)):
-            return event
-        if event is not h11.NEED_DATA:
+        if isinstance(event, h11.Data):
+            parts.append(event.data)
+        elif isinstance(event, (h11.InformationalResponse, h11.Response, h11.EndOfMessage)):
+            return b"".join(parts), event
+        elif event is not h11.NEED_DATA:
             raise h11.RemoteProtocolError("the message ended before its end")
-        connection.receive_data(await wire.read())
+        elif parts:
+            break
+        else:
+            connection.receive_data(await wire.read())
+    return b"".join(parts), None
