@@ -278,10 +278,20 @@ async def test_a_guest_that_goes_in_the_middle_of_its_body_leaves_no_whole_reque
         b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nraw",
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + b"X: 1\r\n" * 1000 + b"\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
     ],
-    ids=["nothing", "not http", "two framings", "another protocol", "endless head", "endless patience", "bad length"],
+    ids=[
+        "nothing",
+        "not http",
+        "two framings",
+        "upgrade",
+        "endless head",
+        "many headers",
+        "endless patience",
+        "bad length",
+    ],
 )
 async def test_a_server_that_does_not_speak_http_is_a_bad_gateway(answer: bytes) -> None:
     async with answering(answer) as upstream, way_out(upstream.here) as way:

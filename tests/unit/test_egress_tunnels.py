@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import http.client
 import socket
 import ssl
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -50,6 +52,22 @@ async def test_https_gets_through_and_is_noted_as_a_tunnel(tmp_path: Path) -> No
     assert (outgoing.method, outgoing.target) == ("CONNECT", f"{NAME}:{upstream.port}")
     assert way.log.bytes_out > 100
     assert way.log.bytes_in > 100
+
+
+async def test_the_standard_library_gets_through_as_it_is(tmp_path: Path) -> None:
+    """Its tunnels are asked for in HTTP/1.0, without a Host."""
+    server, trusting = certify(tmp_path)
+    upstream = answering()
+    upstream._tls = server
+    async with upstream, to_a_name(upstream) as way:
+
+        def ask() -> bytes:
+            with closing(http.client.HTTPSConnection("127.0.0.1", way.port, context=trusting, timeout=60)) as client:
+                client.set_tunnel(NAME, upstream.port)
+                client.request("GET", "/")
+                return client.getresponse().read()
+
+        assert await asyncio.to_thread(ask) == b"ok"
 
 
 async def test_a_listed_address_needs_no_name_in_tls(tmp_path: Path) -> None:

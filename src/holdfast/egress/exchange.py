@@ -58,9 +58,10 @@ class Exchange:
                 return await self._tell(refused, answer(refused))
             self._log(refused.reason)  # and the answer breaks off, as it must
         else:
+            upstream.close()
             await self._guest.finish()
         finally:
-            upstream.abort()
+            upstream.abort()  # unless it was closed in peace
 
     async def _tell(self, refused: Refused, words: bytes) -> None:
         self._log(refused.reason)

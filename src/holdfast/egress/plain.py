@@ -7,7 +7,7 @@ more of one is held than was read at once.
 import h11
 
 from holdfast.egress.answers import Refused
-from holdfast.egress.heads import HEAD_BYTES, Head, anew, end_to_end
+from holdfast.egress.heads import HEAD_BYTES, MOST_HEADERS, Head, anew, end_to_end
 from holdfast.egress.log import Log
 from holdfast.egress.wire import Wire, together
 
@@ -82,8 +82,8 @@ def _answer(event: h11.Event) -> h11.Response | h11.EndOfMessage:
     if not isinstance(event, h11.Response):
         return h11.EndOfMessage()
     names = [name for name, _ in event.headers]
-    if b"content-length" in names and b"transfer-encoding" in names:
-        raise h11.RemoteProtocolError("two readers would see two answers")
+    if len(names) > MOST_HEADERS * 2 or {b"content-length", b"transfer-encoding"}.issubset(names):
+        raise h11.RemoteProtocolError("it has two ends, or none in sight")
     headers = [*end_to_end(event), (b"Connection", b"close")]
     return h11.Response(status_code=event.status_code, reason=event.reason, headers=headers)
 

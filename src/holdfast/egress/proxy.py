@@ -22,6 +22,8 @@ _NOT_OURS = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR}
 """What is wrong with a connection that was to be accepted, and not with the listener."""
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SCARCE_S = 0.1
+_BUFFER_BYTES = 1 << 17
+"""Of a guest's connection. Linux charges them to the host, and would let them grow to megabytes each."""
 _TURNED_AWAY_S = 0.01
 """Between two connections too many: a guest that makes them in a loop is not the loop's only work."""
 
@@ -165,6 +167,8 @@ async def _accepted(listener: socket.socket) -> socket.socket | None:
     connection.setblocking(False)
     with suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            connection.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
     return connection
 
 
