@@ -232,6 +232,20 @@ async def test_when_the_server_breaks_off_the_guest_notices_and_the_other_way_ro
         await reset.wait()
 
 
+async def test_a_tunnel_in_which_little_moves_one_way_is_not_ended() -> None:
+    async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(30):
+            writer.write(b".")
+            await anyio.sleep(0.1)
+
+    async with Upstream(trickling) as upstream, to_a_name(upstream, idle_s=2.0) as way:
+        reader, writer = await way.connect()
+        writer.write(connect(f"{NAME}:{upstream.port}") + hello_of(NAME))
+        assert await reader.read() == ESTABLISHED + b"." * 30
+        writer.close()
+    assert not way.reasons
+
+
 async def test_a_tunnel_in_which_nothing_moves_is_ended() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65536):

@@ -59,8 +59,9 @@ class Proxy:
     async def serve(self, listener: socket.socket) -> None:
         """Until cancelled, or until the listener fails (OSError).
 
-        The listener listens, does not block, and is the caller's to close.
+        The listener is the caller's to close, and nobody else has it: who has could make it block.
         """
+        listener.setblocking(False)
         try:
             async with anyio.create_task_group() as tasks:
                 self._listener, self._tasks, self._failure = listener, tasks, None
