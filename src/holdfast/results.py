@@ -31,6 +31,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[Check] = []
     saved: list[str] = []
     outside: list[str] = []
+    egress: list[str] = []
+    may_have_happened: list[str] = []
 
 
 def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap) -> Run:
@@ -52,6 +54,8 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         findings=card.findings,
         saved=ending.saved,
         outside=ending.outside,
+        egress=ending.egress,
+        may_have_happened=ending.may_have_happened,
         attempt=card.attempt,
         replayed=False,
         generation=ending.generation,

@@ -8,6 +8,8 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
+from tests.crash.scenarios import UPSTREAM
+from tests.upstream import Upstream, serving
 
 from holdfast.config import default_home
 from holdfast.environments.interpreter import NEEDED
@@ -43,6 +45,14 @@ def _needed(site_packages: Path) -> Iterator[Distribution]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def upstream() -> Iterator[Upstream]:
+    """A server that hosts send to, and that knows what arrived when they are dead."""
+    with serving() as upstream, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(UPSTREAM, upstream.at)
+        yield upstream
 
 
 @pytest.fixture

@@ -27,15 +27,16 @@ def note_points() -> None:
 
 
 def create(scenario: str) -> dict[str, Any]:
-    session = Session(memory="256M", timeout=30, home=home, env=env, undo=SCENARIOS[scenario].undo)
+    chosen = SCENARIOS[scenario]
+    session = Session(memory="256M", timeout=30, home=home, env=env, undo=chosen.undo, egress=chosen.egress)
     sessions[session.id] = session
     assert session.run(BASE).status == "committed"
     SCENARIOS[scenario].prepare(session)
     return told(session)
 
 
-def resume(session: str) -> dict[str, Any]:
-    sessions[session] = Session(resume=session, home=home, env=env)
+def resume(session: str, scenario: str = "changes") -> dict[str, Any]:
+    sessions[session] = Session(resume=session, home=home, env=env, egress=SCENARIOS[scenario].egress)
     return told(sessions[session])
 
 
@@ -51,6 +52,8 @@ def play(session: str, scenario: str, at: str) -> dict[str, Any]:
         "run": done.id,
         "replayed": getattr(done, "replayed", False),
         "receipt": done.receipt.sha256,
+        "sent": done.receipt.facts().egress,
+        "may_have_happened": getattr(done, "may_have_happened", []),
     }
 
 
@@ -82,6 +85,7 @@ def told(session: Session) -> dict[str, Any]:
         "live": sorted(live.books.state.live()),
         "labels": recovery.names,
         "cause": recovery.cause,
+        "may_have_happened": recovery.may_have_happened,
         "stage": live.computer.stage,
         "pids": [now.kernel.pid, now.kernel.init_pid, session._session._transport._service.node._keeper.peer_pid],
         "passed": list(passed),

@@ -33,6 +33,9 @@ class Told(msgspec.Struct, frozen=True):
     run: str = ""
     replayed: bool = False
     receipt: str = ""
+    sent: list[str] = []
+    """As the receipt has it."""
+    may_have_happened: list[str] = []
 
 
 class Host:

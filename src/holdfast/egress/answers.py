@@ -7,6 +7,7 @@ from holdfast.egress.log import Reason, printable
 
 _STATUSES: dict[Reason, int] = {
     "not_allowed": 403,
+    "withheld": 403,
     "not_public": 403,
     "malformed": 400,
     "not_tls": 400,

@@ -41,15 +41,21 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 class Gate:
     """Of one run."""
 
-    def __init__(self, allowed: AllowList, *, note: Note, resolve: Resolve, bounds: Bounds, log: Log) -> None:
+    def __init__(
+        self, allowed: AllowList, *, note: Note, resolve: Resolve, bounds: Bounds, log: Log, withheld: str = ""
+    ) -> None:
         self.bounds = bounds
         self.log = log
         self._allowed = allowed
         self._note = note
         self._resolve = resolve
+        self._withheld = withheld
+        """Why nothing gets out at all; empty: what is listed does."""
 
     async def admit(self, head: Head) -> list[Address]:
         """The addresses that may be connected to, for what is asked for. They are looked up once, here."""
+        if self._withheld:
+            raise Refused("withheld", self._withheld)
         if not self._allowed.allows(head.host, head.port):
             raise not_allowed(self._allowed, head.authority)
         if (literal := address_of(head.host)) is not None:

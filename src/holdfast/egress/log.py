@@ -12,6 +12,7 @@ _UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 
 Reason = Literal[
     "not_allowed",       # host or port is not listed
+    "withheld",          # nothing gets out of this run: it is a rehearsal
     "not_public",        # the name leads to an address that only a listed address may lead to
     "malformed",         # it is not HTTP as we read it, or a target that can be read in two ways
     "not_tls",           # a tunnel in which no TLS begins

@@ -44,11 +44,18 @@ class Proxy:
     """
 
     def __init__(
-        self, allowed: AllowList, *, note: Note, resolve: Resolve | None = None, bounds: Bounds | None = None
+        self,
+        allowed: AllowList,
+        *,
+        note: Note,
+        resolve: Resolve | None = None,
+        bounds: Bounds | None = None,
+        withheld: str = "",
     ) -> None:
         self.allowed = allowed
         self._note = note
         self._resolve = resolve or Lookups()
+        self._withheld = withheld
         self._bounds = bounds or Bounds()
         self._listener: socket.socket | None = None
         self._tasks: TaskGroup | None = None
@@ -85,9 +92,11 @@ class Proxy:
         try:
             await self._serving.wait()
             log = Log(run)
-            opened = _Opened(
-                Gate(self.allowed, note=self._note, resolve=self._resolve, bounds=self._bounds, log=log)
+            gate = Gate(
+                self.allowed, note=self._note, resolve=self._resolve, bounds=self._bounds, log=log,
+                withheld=self._withheld,
             )  # fmt: skip
+            opened = _Opened(gate)
             if self._tasks is None or self._listener is None:
                 yield log
                 return
