@@ -179,6 +179,25 @@ async def test_a_body_that_is_not_framed_as_it_says_never_ends_well(body: bytes)
     assert not upstream.received.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("target", "logged"),
+    [
+        ("http://2130706433/latest/meta-data", "http://2130706433/latest/meta-data"),
+        ("http://me:secret@127.0.0.1/a?token=secret", "http://...@127.0.0.1/a?..."),
+        ("http://me@x:secret@127.0.0.1/", "http://...@127.0.0.1/"),
+        ("http://127.1/a?token=secret", "http://127.1/a?..."),
+        ("http://127.1/#secret", "http://127.1/#..."),
+        ("/etc/passwd", "/etc/passwd"),
+        ("http://127.1/" + "x" * 1000, "http://127.1/" + "x" * (LONGEST_TARGET - 16) + "..."),
+    ],
+)
+async def test_what_was_tried_is_in_the_log_without_its_secrets(target: str, logged: str) -> None:
+    async with way_out(NAME) as way:
+        assert (await way.say(GET.format(target).encode())).startswith(b"HTTP/1.1 400 malformed")
+
+    assert [(refusal.method, refusal.target) for refusal in way.log.refusals] == [("GET", logged)]
+
+
 async def test_what_is_smuggled_behind_a_request_is_dropped() -> None:
     """Neither a second request, nor a body that nobody announced, nor trailers get to the server."""
     async with answering(wants=b"0\r\n\r\n") as upstream, way_out(upstream.here) as way:

@@ -68,14 +68,15 @@ class Proxy:
 
         The listener is the caller's to close, and nobody else has it: who has could make it block.
         """
-        listener.setblocking(False)
         try:
+            listener.setblocking(False)
             async with anyio.create_task_group() as tasks:
                 self._listener, self._tasks, self._failure = listener, tasks, None
                 self._serving.set()
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
+            self._serving.set()  # also if it never was: nobody waits for it
         if self._failure is not None:
             raise OSError("the way out cannot be listened on") from self._failure
 
