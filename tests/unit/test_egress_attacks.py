@@ -1,6 +1,8 @@
 """What a guest may try. None of it reaches a server, and none of it is noted; it is told why, and it is in the log."""
 
+import random
 import socket
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -9,7 +11,8 @@ from holdfast.egress import answers
 from holdfast.egress.heads import HEAD_BYTES
 from holdfast.egress.log import LONGEST_TARGET, MOST_REFUSALS
 
-from .wayout import NAME, answering, to, way_out
+from .test_egress_hello import hello_of
+from .wayout import NAME, answering, open_sockets, to, way_out
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -310,6 +313,52 @@ def test_what_a_guest_is_told_is_one_status_line_whatever_is_in_it() -> None:
     assert b"Set-Cookie" not in head.split(b"\r\n", 1)[1]
     assert told.isascii()
     assert f"Content-Length: {len(body)}".encode() in head
+
+
+async def test_whatever_is_written_nothing_breaks_and_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """Six hundred damaged requests and tunnels, cut anywhere, some with their ends closed early."""
+    dice = random.Random(23)
+    async with answering(wants=b"\n") as upstream, way_out(upstream.here, head_s=0.2, idle_s=1.0, sent=10_000) as way:
+        whole = [
+            f"GET http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode(),
+            f"POST http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode(),
+            f"POST http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            "2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n".encode(),
+            f"CONNECT {upstream.here} HTTP/1.1\r\nHost: x\r\n\r\n".encode() + hello_of(None),
+        ]
+        before = open_sockets()
+
+        async def attack() -> None:
+            data = bytearray(dice.choice(whole))
+            for _ in range(dice.randrange(4)):
+                at = dice.randrange(len(data))
+                data[at : at + dice.choice((0, 1, 1, 5))] = dice.choice(
+                    (b"", b"\r\n", b"\n", b"\0", b":", b" ", b"0", b"\r\n\r\n", dice.randbytes(3), b"x" * 9000)
+                )
+            reader, writer = await way.connect()
+            with suppress(OSError):
+                cut = dice.randrange(len(data) + 1)
+                writer.write(data[:cut])
+                await writer.drain()
+                writer.write(data[cut:])
+                if dice.random() < 0.3:
+                    writer.write_eof()
+                if dice.random() < 0.7:
+                    await reader.read()
+            writer.close()
+
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(30):
+                    tasks.start_soon(attack)
+        while open_sockets() - before:
+            await anyio.sleep(0.01)
+        answer = await way.say(whole[0])
+
+    assert answer.endswith(b"ok")
+    assert not [record for record in caplog.records if record.name == "holdfast.egress"]
+    assert {"malformed"} < set(way.reasons)
+    assert len(way.noted) > 50
 
 
 async def test_a_guest_that_never_reads_is_no_burden() -> None:

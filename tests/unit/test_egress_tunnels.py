@@ -147,6 +147,15 @@ async def test_a_tunnel_for_one_host_is_none_for_another(first: bytes, said: byt
     assert [(refusal.reason, refusal.target) for refusal in way.log.refusals] == [(reason, f"{NAME}:{upstream.port}")]
 
 
+async def test_a_tunnel_to_an_address_is_none_for_a_name() -> None:
+    async with Upstream(keeping) as upstream, way_out(upstream.here) as way:
+        answer = await way.say(connect(upstream.here) + hello_of("evil.example"))
+
+    assert answer == ESTABLISHED + UNRECOGNIZED
+    assert upstream.connections == 0
+    assert not way.noted
+
+
 async def test_openssl_says_what_went_wrong(tmp_path: Path) -> None:
     """A client that names another host in TLS than in its tunnel reads that the name is not known."""
     _, trusting = certify(tmp_path)

@@ -25,7 +25,7 @@ _SCARCE_S = 0.1
 _BUFFER_BYTES = 1 << 17
 """Of a guest's connection. Linux charges them to the host, and would let them grow to megabytes each."""
 _TURNED_AWAY_S = 0.01
-"""Between two connections too many: a guest that makes them in a loop is not the loop's only work."""
+"""Between two connections too many: a guest that makes them in a loop is not the host's only work."""
 
 
 class _Opened:
@@ -129,7 +129,7 @@ class Proxy:
             self._tasks.cancel_scope.cancel()
 
     async def _accept(self, gate: Gate, listener: socket.socket, connections: TaskGroup) -> None:
-        at_once = 0
+        at_once = begun = 0
 
         async def attend(connection: socket.socket) -> None:
             nonlocal at_once
@@ -151,7 +151,10 @@ class Proxy:
                 await anyio.sleep(_TURNED_AWAY_S)
                 continue
             at_once += 1
+            begun += 1
             connections.start_soon(attend, connection)
+            if begun > 2 * gate.bounds.sent:  # so many requests are not even allowed
+                await anyio.sleep(_TURNED_AWAY_S)
 
 
 async def _accepted(listener: socket.socket) -> socket.socket | None:
