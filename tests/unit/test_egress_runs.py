@@ -154,6 +154,19 @@ async def test_a_proxy_that_is_not_served_any_more_hangs_nobody() -> None:
     assert log.sent == 0
 
 
+async def test_a_listener_that_was_closed_hangs_nobody() -> None:
+    async def note(outgoing: Outgoing) -> None:
+        raise AssertionError
+
+    proxy = Proxy(AllowList.parse([NAME]), note=note)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await proxy.serve(listener)
+    async with proxy.open("run_1") as log:
+        assert log.sent == 0
+
+
 async def test_a_listener_that_fails_ends_the_serving_and_no_run() -> None:
     async def note(outgoing: Outgoing) -> None:
         raise AssertionError
