@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.escape.conftest import PRELUDE, storm, try_in
+from tests.escape.conftest import AS_ROOT, PRELUDE, storm, try_in
 from tests.upstream import Upstream, serving
 
 from holdfast import Session
@@ -77,6 +77,7 @@ print(len(inodes), [inode for inode in inodes if f"socket:[{inode}]" in held])
     assert printed == "1 []"
 
 
+@pytest.mark.skipif(not AS_ROOT, reason="only root may look into pid 1")
 def test_pid_1_does_not_have_it_either(guest):
     """As the host sees it: the guest may not look there."""
     pids = guest._session._transport._session.computer.pids()  # type: ignore[union-attr]
