@@ -67,6 +67,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """None: a run is under way, and memory cannot be asked."""
     running: str | None = None
     """What is under way, in words."""
+    egress: Sequence[str] = ()
+    """Hosts that code may reach."""
     memory_bytes: int | None = None
     memory_cap_bytes: int | None = None
 
@@ -226,6 +228,7 @@ def of_standing(now: Standing) -> Answer:
         f"CKPT: {now.ckpt}",
         f"session {now.session} · version {now.version} · generation {now.generation}{_memory(now)}",
         *([f"under way: {now.running}"] if now.running else []),
+        *([f"may reach: {_few(now.egress)}"] if now.egress else []),
         f"names: {_few(names) or 'none'}" if now.names is not None else "names: not known while a run is under way",
         f"files in /mnt/data: {_few(files) or 'none'}",
         *(f"{entry.run} · {entry.status} · {entry.ckpt} · {entry.goal}" for entry in now.runs),
