@@ -280,7 +280,7 @@ def test_a_name_that_leads_to_this_very_machine_by_its_public_address_does_not_g
         timeout=100,
     )
 
-    assert done.stdout.split("\n")[:2] == ["403 0", "200 1"], done.stderr
+    assert done.stdout.split("\n")[:2] == ["502 0", "200 1"], done.stderr
 
 
 async def test_the_proxy_of_a_test_is_the_real_one() -> None:
