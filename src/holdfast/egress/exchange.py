@@ -54,6 +54,7 @@ class Exchange:
         try:
             await forwarding.run()
         except Refused as refused:
+            upstream.abort()
             if not forwarding.answered:
                 return await self._tell(refused, answer(refused))
             self._log(refused.reason)  # and the answer breaks off, as it must
