@@ -115,6 +115,8 @@ class SessionInfo(Told, frozen=True):
     """In use now."""
     running: str | None = None
     """The run that is under way."""
+    egress: list[str] = []
+    """Hosts that its code may reach now."""
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------

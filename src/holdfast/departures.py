@@ -27,6 +27,8 @@ from holdfast.records import Sent
 
 MOST_SENT = 1_000
 """Of one run. Those past it do not leave."""
+LONGEST = 600
+"""Of what is written down of a request."""
 NOBODY = AllowList()
 """What a session may reach that was not given anything."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -70,7 +72,7 @@ class Departures:
             raise PermissionError("nothing more leaves")
         self._left += 1  # before it is written: who waits is counted
         await self._planned()  # nothing is written of a run whose plan is not
-        request = f"{outgoing.method} {outgoing.target}"
+        request = f"{outgoing.method} {outgoing.target}"[:LONGEST]
         self.sent.append(request)
         try:
             await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
@@ -101,7 +103,7 @@ class Departures:
         return ""
 
     def _refusal(self, refusal: Refusal) -> str:
-        what = f"{refusal.method} {refusal.target}".strip()
+        what = f"{refusal.method} {refusal.target}".strip()[:LONGEST]
         why = refusal.reason.replace("_", " ")
         return f"refused: {what} ({why})" if what else f"refused: {why}"
 

@@ -303,6 +303,7 @@ class Service:
             version=row.version, generation=row.generation, ckpt=row.ckpt, mode=mode, created_at=row.created_at,
             changed_at=changed_at, limits=msgspec.structs.asdict(limits), owner=str(row.settings.get("owner") or ""),
             memory_bytes=live.memory_bytes() if live else None, running=running,
+            egress=live.computer.way.allowed.texts() if live else [],
         )  # fmt: skip
 
     async def end_spares(self) -> None:

@@ -29,7 +29,7 @@ import msgspec
 from holdfast import ckpt, durable, manifest, paths, receipts
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
 from holdfast.evidence import Evidence, Stored, from_home
-from holdfast.records import AnyRecord, Change, FileEntry, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Change, FileEntry, Saved, Settled, Verified, requests_sent
 from holdfast.resources import census, descent, hashing
 from holdfast.signing import PublicKey
 from holdfast.statements import RunFacts, parse_statement
@@ -267,6 +267,9 @@ def _check_journal(records: list[AnyRecord], stored: Stored, facts: RunFacts, bo
         return
     if (settled[-1].status, settled[-1].version) != (facts.status, facts.version):
         raise _wrong(f"the journal's run ended {settled[-1].status} at version {settled[-1].version}")
+    sent = requests_sent(records)
+    if facts.egress[: len(sent)] != sent:
+        raise _wrong("the journal has requests that left, and it lists others")
     copies = [record.receipt for record in records if isinstance(record, Verified)]
     if copies and copies[-1] != body:
         raise _wrong("the journal's copy of it differs")

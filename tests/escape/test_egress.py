@@ -2,10 +2,11 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from tests.escape.conftest import PRELUDE, storm, try_in
+from tests.escape.conftest import AS_ROOT, PRELUDE, storm, try_in
 from tests.upstream import Upstream, serving
 
 from holdfast import Session
@@ -77,6 +78,7 @@ print(len(inodes), [inode for inode in inodes if f"socket:[{inode}]" in held])
     assert printed == "1 []"
 
 
+@pytest.mark.skipif(not AS_ROOT, reason="only root may look into pid 1")
 def test_pid_1_does_not_have_it_either(guest):
     """As the host sees it: the guest may not look there."""
     pids = guest._session._transport._session.computer.pids()  # type: ignore[union-attr]
@@ -86,6 +88,29 @@ def test_pid_1_does_not_have_it_either(guest):
     assert inode.startswith("socket:")
     assert inode not in held
     assert len(held) > 3
+
+
+@pytest.mark.skipif(not AS_ROOT, reason="only root may look into the zygote")
+def test_neither_zygote_nor_host_keeps_the_listener_of_a_kernel_that_is_gone(guest, open_session):
+    transport = guest._session._transport
+    computer, node = transport._session.computer, transport._service.node  # type: ignore[union-attr]
+    zygotes, gone = [line.peer_pid for line in node._zygotes.values()], []
+    for _ in range(5):
+        gone.append(computer.now.listener)
+        guest.reset()
+        open_session()  # one without, in between
+    now = computer.now.listener
+
+    assert [listener.fileno() for listener in gone] == [-1] * 5
+    assert now.getsockname() == ("127.0.0.1", 3128)
+    give_up_at = time.monotonic() + 30
+    while [sockets_of(pid) for pid in zygotes] != [1] * len(zygotes):  # it may be forking the next session just now
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def sockets_of(pid: int) -> int:
+    return sum(os.readlink(entry.path).startswith("socket:") for entry in os.scandir(f"/proc/{pid}/fd"))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::"])

@@ -15,6 +15,7 @@ import pytest
 from tests.upstream import Upstream, certify, serving
 
 from holdfast import Session, departures
+from holdfast.cli.show import show
 from holdfast.config import default_home
 from holdfast.errors import BadEgress, EgressRefused
 from holdfast.model import Run
@@ -408,6 +409,15 @@ def test_the_command_line_allows_and_shows(holdfast, upstream, tmp_path):
     assert (ran.returncode, ran.stdout) == (0, "hello\n"), ran.stderr
     assert f"egress   GET http://{upstream.at}/cli\n" in ran.stderr
     assert "egress   refused: GET http://no.example/ (not allowed)\n" in ran.stderr
+
+
+def test_show_prints_what_a_run_sent(reaching, upstream, capsys):
+    run = reaching.run(f"get('http://{upstream.at}/shown'); get('http://no.example/')")
+    show(reaching.id, run.id, home=default_home(), as_json=False)
+
+    shown = capsys.readouterr().out.splitlines()
+    assert f"egress   GET http://{upstream.at}/shown" in shown
+    assert "egress   refused: GET http://no.example/ (not allowed)" in shown
 
 
 def test_the_journal_and_the_receipts_agree(reaching, upstream):

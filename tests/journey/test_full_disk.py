@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.upstream import serving
 
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report, check_in_home
@@ -48,7 +49,7 @@ def attempt(verb, *arguments, **options):
     files = [entry.path for entry in s.files()]
     print(json.dumps([*told, s.version, s.generation, files]), flush=True)
 
-s = Session(memory="256M", timeout=60, home=home, env=env, resume=resume)
+s = Session(memory="256M", timeout=60, home=home, env=env, resume=resume, egress=os.environ.get("EGRESS", "").split())
 print(json.dumps(s.id), flush=True)
 exec(code)
 s.close(keep=True)
@@ -150,6 +151,35 @@ def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, lean: Pat
     assert refused[3:] == [1, 1, ["a.txt"]]
     assert written[3:] == [2, 1, ["a.txt", "b.txt"]]
     assert after == ["committed", None, "[7]", 3, 1, ["a.txt", "b.txt"]]
+    assert verified(home, session).ok
+
+
+def test_a_request_that_cannot_be_written_down_does_not_leave(
+    home: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as upstream:
+        monkeypatch.setenv("EGRESS", upstream.at)
+        get = f"urllib.request.urlopen('http://{upstream.at}/{{}}').status"
+        cell = f"""
+import os, urllib.error, urllib.request
+from holdfast.kit import save
+open("saved.txt", "w").write("saved")
+save("saved.txt")
+try:
+    with open("big", "wb", buffering=0) as file:
+        while True: file.write(bytes(4096))
+except OSError: pass
+try: {get.format("full")}
+except urllib.error.HTTPError as error: refused = error
+os.remove("big")
+raise RuntimeError(f"{{refused.code}} {{refused.headers['X-Holdfast-Egress']}}, then {{{get.format("room")}}}")
+"""
+        session, (_, sent, after) = own(home, lean, f"{BASE}attempt(s.run, {cell!r})\n{REMEMBERS}")
+
+    assert sent[:2] == ["rolled_back", "503 not_noted, then 200"]
+    assert upstream.seen == ["GET /room"]
+    assert sent[5] == after[5] == ["a.txt", "saved.txt"]
+    assert after[:3] == ["committed", None, "[7]"]
     assert verified(home, session).ok
 
 

@@ -677,8 +677,8 @@ def test_an_argument_counts_more_than_a_variable_and_a_cell_has_no_deadline_by_d
     assert (ours.keep, ours.inert, ours.upload) == (True, False, [])
     assert theirs == ["-f", "file.json"]
     given = {"timeout": "5m", "env": None, "upload": ["*.csv", "data/**/*"], "inert": True, "keep": False}
-    again, _ = settings.chosen(settings.arguments(given), {})
-    assert again.options == {"timeout": "5m", "mode": "notebook"}
+    again, _ = settings.chosen(settings.arguments(given | {"egress": ["a.example", "b.example"]}), {})
+    assert again.options == {"timeout": "5m", "mode": "notebook", "egress": ["a.example", "b.example"]}
     assert (again.keep, again.inert, again.upload) == (False, True, ["*.csv", "data/**/*"])
 
 

@@ -1,6 +1,8 @@
 """What a guest may try. None of it reaches a server, and none of it is noted; it is told why, and it is in the log."""
 
+import random
 import socket
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -9,7 +11,8 @@ from holdfast.egress import answers
 from holdfast.egress.heads import HEAD_BYTES
 from holdfast.egress.log import LONGEST_TARGET, MOST_REFUSALS
 
-from .wayout import NAME, answering, to, way_out
+from .test_egress_hello import hello_of
+from .wayout import NAME, answering, open_sockets, to, way_out
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -179,6 +182,25 @@ async def test_a_body_that_is_not_framed_as_it_says_never_ends_well(body: bytes)
     assert not upstream.received.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.parametrize(
+    ("target", "logged"),
+    [
+        ("http://2130706433/latest/meta-data", "http://2130706433/latest/meta-data"),
+        ("http://me:secret@127.0.0.1/a?token=secret", "http://...@127.0.0.1/a?..."),
+        ("http://me@x:secret@127.0.0.1/", "http://...@127.0.0.1/"),
+        ("http://127.1/a?token=secret", "http://127.1/a?..."),
+        ("http://127.1/#secret", "http://127.1/#..."),
+        ("/etc/passwd", "/etc/passwd"),
+        ("http://127.1/" + "x" * 1000, "http://127.1/" + "x" * (LONGEST_TARGET - 16) + "..."),
+    ],
+)
+async def test_what_was_tried_is_in_the_log_without_its_secrets(target: str, logged: str) -> None:
+    async with way_out(NAME) as way:
+        assert (await way.say(GET.format(target).encode())).startswith(b"HTTP/1.1 400 malformed")
+
+    assert [(refusal.method, refusal.target) for refusal in way.log.refusals] == [("GET", logged)]
+
+
 async def test_what_is_smuggled_behind_a_request_is_dropped() -> None:
     """Neither a second request, nor a body that nobody announced, nor trailers get to the server."""
     async with answering(wants=b"0\r\n\r\n") as upstream, way_out(upstream.here) as way:
@@ -291,6 +313,52 @@ def test_what_a_guest_is_told_is_one_status_line_whatever_is_in_it() -> None:
     assert b"Set-Cookie" not in head.split(b"\r\n", 1)[1]
     assert told.isascii()
     assert f"Content-Length: {len(body)}".encode() in head
+
+
+async def test_whatever_is_written_nothing_breaks_and_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """Six hundred damaged requests and tunnels, cut anywhere, some with their ends closed early."""
+    dice = random.Random(23)
+    async with answering(wants=b"\n") as upstream, way_out(upstream.here, head_s=0.2, idle_s=1.0, sent=10_000) as way:
+        whole = [
+            f"GET http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".encode(),
+            f"POST http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode(),
+            f"POST http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            "2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n".encode(),
+            f"CONNECT {upstream.here} HTTP/1.1\r\nHost: x\r\n\r\n".encode() + hello_of(None),
+        ]
+        before = open_sockets()
+
+        async def attack() -> None:
+            data = bytearray(dice.choice(whole))
+            for _ in range(dice.randrange(4)):
+                at = dice.randrange(len(data))
+                data[at : at + dice.choice((0, 1, 1, 5))] = dice.choice(
+                    (b"", b"\r\n", b"\n", b"\0", b":", b" ", b"0", b"\r\n\r\n", dice.randbytes(3), b"x" * 9000)
+                )
+            reader, writer = await way.connect()
+            with suppress(OSError):
+                cut = dice.randrange(len(data) + 1)
+                writer.write(data[:cut])
+                await writer.drain()
+                writer.write(data[cut:])
+                if dice.random() < 0.3:
+                    writer.write_eof()
+                if dice.random() < 0.7:
+                    await reader.read()
+            writer.close()
+
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(30):
+                    tasks.start_soon(attack)
+        while open_sockets() - before:
+            await anyio.sleep(0.01)
+        answer = await way.say(whole[0])
+
+    assert answer.endswith(b"ok")
+    assert not [record for record in caplog.records if record.name == "holdfast.egress"]
+    assert {"malformed"} < set(way.reasons)
+    assert len(way.noted) > 50
 
 
 async def test_a_guest_that_never_reads_is_no_burden() -> None:

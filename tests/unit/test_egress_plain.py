@@ -270,6 +270,26 @@ async def test_a_guest_that_goes_in_the_middle_of_its_body_leaves_no_whole_reque
     assert b"0\r\n\r\n" not in b"".join(part for part in outcome if isinstance(part, bytes))
 
 
+async def test_a_guest_that_does_not_wait_for_its_answer_is_noticed() -> None:
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            given_up.set()
+
+    asked, given_up = anyio.Event(), anyio.Event()
+    async with Upstream(never) as upstream, way_out(upstream.here) as way:
+        _, writer = await way.connect()
+        writer.write(f"GET http://{upstream.here}/ HTTP/1.1\r\nHost: x\r\n\r\nand more".encode())
+        await asked.wait()
+        writer.close()
+        await given_up.wait()
+
+    assert len(way.noted) == 1
+
+
 @pytest.mark.parametrize(
     "answer",
     [

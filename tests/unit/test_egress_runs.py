@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from ipaddress import ip_address
+from pathlib import Path
 
 import anyio
 import pytest
@@ -154,6 +155,19 @@ async def test_a_proxy_that_is_not_served_any_more_hangs_nobody() -> None:
     assert log.sent == 0
 
 
+async def test_a_listener_that_was_closed_hangs_nobody() -> None:
+    async def note(outgoing: Outgoing) -> None:
+        raise AssertionError
+
+    proxy = Proxy(AllowList.parse([NAME]), note=note)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await proxy.serve(listener)
+    async with proxy.open("run_1") as log:
+        assert log.sent == 0
+
+
 async def test_a_listener_that_fails_ends_the_serving_and_no_run() -> None:
     async def note(outgoing: Outgoing) -> None:
         raise AssertionError
@@ -237,14 +251,16 @@ async def test_a_name_that_does_not_exist_has_no_address() -> None:
 def test_a_name_that_leads_to_this_very_machine_by_its_public_address_does_not_get_there() -> None:
     """In a network of its own, where loopback has a public address."""
     script = textwrap.dedent("""
-        import asyncio, subprocess, sys
-        from ipaddress import ip_address
+        import asyncio, fcntl, socket, struct, sys
         sys.path.insert(0, ".")
+        from holdfast.sandbox import linux
         from tests.unit.wayout import NAME, answering, to, way_out
 
         async def main():
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            subprocess.run(["ip", "address", "add", "8.8.8.8/32", "dev", "lo"], check=True)
+            linux.bring_up_loopback()
+            with socket.socket() as any_socket:
+                address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("8.8.8.8"))
+                fcntl.ioctl(any_socket, 0x8916, address)  # SIOCSIFADDR
             async with answering() as upstream:
                 server = await asyncio.start_server(upstream._attend, "8.8.8.8", upstream.port)
                 request = f"GET http://{NAME}:{upstream.port}/ HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n".encode()
@@ -256,9 +272,15 @@ def test_a_name_that_leads_to_this_very_machine_by_its_public_address_does_not_g
         asyncio.run(main())
     """)
     root = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-Urn"]
-    done = subprocess.run([*root, sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [*root, sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
 
-    assert done.stdout.split("\n")[:2] == ["403 0", "200 1"], done.stderr
+    assert done.stdout.split("\n")[:2] == ["502 0", "200 1"], done.stderr
 
 
 async def test_the_proxy_of_a_test_is_the_real_one() -> None:

@@ -147,6 +147,15 @@ async def test_a_tunnel_for_one_host_is_none_for_another(first: bytes, said: byt
     assert [(refusal.reason, refusal.target) for refusal in way.log.refusals] == [(reason, f"{NAME}:{upstream.port}")]
 
 
+async def test_a_tunnel_to_an_address_is_none_for_a_name() -> None:
+    async with Upstream(keeping) as upstream, way_out(upstream.here) as way:
+        answer = await way.say(connect(upstream.here) + hello_of("evil.example"))
+
+    assert answer == ESTABLISHED + UNRECOGNIZED
+    assert upstream.connections == 0
+    assert not way.noted
+
+
 async def test_openssl_says_what_went_wrong(tmp_path: Path) -> None:
     """A client that names another host in TLS than in its tunnel reads that the name is not known."""
     _, trusting = certify(tmp_path)
@@ -230,6 +239,20 @@ async def test_when_the_server_breaks_off_the_guest_notices_and_the_other_way_ro
             await anyio.sleep(0.01)
         break_off(writer)
         await reset.wait()
+
+
+async def test_a_tunnel_in_which_little_moves_one_way_is_not_ended() -> None:
+    async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(30):
+            writer.write(b".")
+            await anyio.sleep(0.1)
+
+    async with Upstream(trickling) as upstream, to_a_name(upstream, idle_s=2.0) as way:
+        reader, writer = await way.connect()
+        writer.write(connect(f"{NAME}:{upstream.port}") + hello_of(NAME))
+        assert await reader.read() == ESTABLISHED + b"." * 30
+        writer.close()
+    assert not way.reasons
 
 
 async def test_a_tunnel_in_which_nothing_moves_is_ended() -> None:

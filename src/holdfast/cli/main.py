@@ -15,6 +15,7 @@ from holdfast.cli.options import (
     Cpus,
     Disk,
     Egress,
+    EgressCeiling,
     Env,
     Home,
     Json,
@@ -333,10 +334,7 @@ def serve(
         str, typer.Option(help="How long an MCP client's session waits for it; then it is kept.", metavar="TIME")
     ] = "30m",
     sessions_per_key: Annotated[int, typer.Option(help="The most sessions of one API key.", min=1)] = 100,
-    egress: Annotated[
-        list[str] | None,
-        typer.Option(help="A host that clients may let sessions reach. Again for more.", metavar="HOST[:PORT]"),
-    ] = None,
+    egress: EgressCeiling = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
     as_json: Json = False,
@@ -357,17 +355,14 @@ def serve(
         from holdfast.server.http.hub import HttpSettings
         from holdfast.server.serving import ServeSettings
 
-        grace_s = parse_seconds(client_grace, name="client_grace")
+        grace_s, ceiling = parse_seconds(client_grace, name="client_grace"), AllowList.parse(egress or [])
         settings = ServeSettings(
             home=Settings(home=home_path(home), memory_cap=memory_cap.value), host=host,
             port=None if on_demand else port, uds=uds, token=token, allow_hosts=tuple(allow_host or ()),
             allow_origins=tuple(allow_origin or ()), stop_grace_s=parse_seconds(grace, name="grace"),
             idle_s=parse_seconds(idle, name="idle") if on_demand else None,
             mcp_idle_s=parse_seconds(mcp_idle, name="mcp_idle"),
-            http=HttpSettings(
-                grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key,
-                egress=AllowList.parse(egress or []),
-            ),
+            http=HttpSettings(grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key, egress=ceiling),
         )  # fmt: skip
         raise typer.Exit(run_server(settings, as_json=as_json, quiet=on_demand, insecure=insecure))
 

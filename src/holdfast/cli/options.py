@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.errors import InvalidSetting
+from holdfast.errors import BadEgress, InvalidSetting
 
 EXIT_CODES = (
     "Exit codes: [b]0[/b] the code ran · [b]1[/b] the code failed · [b]2[/b] wrong usage · "
@@ -57,6 +57,16 @@ def _parse_timeout(value: str) -> None:
     parse_seconds(value, name="timeout")
 
 
+def _checked_hosts(hosts: list[str] | None) -> list[str] | None:
+    from holdfast.egress.allowed import AllowList
+
+    try:
+        AllowList.parse(hosts or [])
+    except BadEgress as error:
+        raise typer.BadParameter(f"{error.message}: {error.hint}") from None
+    return hosts
+
+
 Memory = Annotated[str, typer.Option(help="Hard cap of RAM.", metavar="SIZE", callback=_checked(_parse_memory))]
 Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback=_checked(_parse_timeout))]
 Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
@@ -64,7 +74,17 @@ Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)
 Undo = Annotated[int, typer.Option(help="Versions that :restore brings memory back of.", min=0, max=16)]
 Egress = Annotated[
     list[str] | None,
-    typer.Option("--egress", help="A host that the code may reach. Again for more.", metavar="HOST[:PORT]"),
+    typer.Option(
+        help="A host that the code may reach. Again for more.", metavar="HOST[:PORT]", callback=_checked_hosts
+    ),
+]
+EgressCeiling = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A host that clients may let sessions reach. Again for more.",
+        metavar="HOST[:PORT]",
+        callback=_checked_hosts,
+    ),
 ]
 Env = Annotated[
     str | None, typer.Option(help="Python for the code: a virtual environment or an interpreter.", metavar="PATH")

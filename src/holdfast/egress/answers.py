@@ -33,6 +33,8 @@ class Refused(Exception):
         self.text = text
         """One sentence in ASCII; it goes into the status line too, which is all that many clients show of a tunnel."""
         self.status = status or _STATUSES[reason]
+        self.method = self.target = ""
+        """What was asked for, where it could be read and no `Head` was made of it."""
 
 
 def not_allowed(allowed: AllowList, authority: str) -> Refused:

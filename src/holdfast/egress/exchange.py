@@ -54,6 +54,7 @@ class Exchange:
         try:
             await forwarding.run()
         except Refused as refused:
+            upstream.abort()
             if not forwarding.answered:
                 return await self._tell(refused, answer(refused))
             self._log(refused.reason)  # and the answer breaks off, as it must
@@ -64,12 +65,13 @@ class Exchange:
             upstream.abort()  # unless it was closed in peace
 
     async def _tell(self, refused: Refused, words: bytes) -> None:
-        self._log(refused.reason)
+        self._log(refused.reason, refused.method, refused.target)
         await self._guest.write(words)
         await self._guest.finish()
 
-    def _log(self, reason: Reason) -> None:
-        method, target = ("", "") if self._head is None else (self._head.method, self._head.target)
+    def _log(self, reason: Reason, method: str = "", target: str = "") -> None:
+        if self._head is not None:
+            method, target = self._head.method, self._head.target
         self._gate.log.refuse(
             Refusal(run=self._gate.log.run, at=time.time(), reason=reason, method=method, target=target)
         )  # fmt: skip

@@ -19,7 +19,7 @@ from holdfast.sockets import KEEPALIVE
 Note = Callable[[Outgoing], Awaitable[None]]
 Resolve = Callable[[str], Awaitable[Sequence[Address]]]
 
-_MOST_TRIED = 4
+_MOST_FOUND, _MOST_TRIED = 32, 4
 _NOT_PUBLIC = "{} leads to an address that is not public; such a one is reached only if the address itself is listed"
 
 
@@ -67,7 +67,7 @@ class Gate:
             raise Refused("unknown_host", f"{head.host} could not be looked up in time", status=504) from None
         except OSError:
             raise Refused("unknown_host", f"{head.host} has no address") from None
-        passing = [address for address in found if is_public(address) or self._listed(address, head.port)]
+        passing = [address for address in found[:_MOST_FOUND] if is_public(address) or self._listed(address, head.port)]
         if not passing:
             raise Refused("not_public", _NOT_PUBLIC.format(head.host))
         return passing[:_MOST_TRIED]
@@ -83,27 +83,18 @@ class Gate:
             self.log.sent -= 1
             raise Refused("not_noted", "the request could not be written down, and so it was not sent") from None
         timed_out = False
-        with anyio.move_on_after(self.bounds.connect_s):
-            for address in addresses:
-                with anyio.move_on_after(self.bounds.connect_s / len(addresses)) as patience:
-                    connection = await _connect(address, head.port)
-                    if connection is not None:
-                        return self._wired(connection, head, address, idle)
-                timed_out |= patience.cancelled_caught
+        for address in addresses:
+            with anyio.move_on_after(self.bounds.connect_s / len(addresses)) as patience:
+                if (connection := await _connect(address, head.port, self._listed(address, head.port))) is not None:
+                    return Wire(connection, idle)
+            timed_out |= patience.cancelled_caught
         raise Refused("unreachable", f"{head.authority} takes no connection", status=504 if timed_out else 502)
-
-    def _wired(self, connection: socket.socket, head: Head, address: Address, idle: Idle) -> Wire:
-        # Both ends have one address: it is this machine, which a firewall would shield from what comes from outside.
-        if connection.getsockname()[0] == connection.getpeername()[0] and not self._listed(address, head.port):
-            connection.close()
-            raise Refused("not_public", _NOT_PUBLIC.format(head.host))
-        return Wire(connection, idle)
 
     def _listed(self, address: Address, port: int) -> bool:
         return self._allowed.allows(str(address), port)
 
 
-async def _connect(address: Address, port: int) -> socket.socket | None:
+async def _connect(address: Address, port: int, listed: bool) -> socket.socket | None:
     """In the host's own network. The address is the very one that was checked: nothing is looked up here."""
     try:
         connection = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
@@ -119,7 +110,9 @@ async def _connect(address: Address, port: int) -> socket.socket | None:
             raise OSError(failed, "no connection")
         for level, option, value in KEEPALIVE:
             connection.setsockopt(level, option, value)
-        connection.getpeername()  # fails where it broke again at once
+        # Both ends have one address: it is this machine, and no firewall stands between us and what listens on it.
+        if connection.getsockname()[0] == connection.getpeername()[0] and not listed:
+            raise OSError(errno.EHOSTUNREACH, "a name does not lead here")
     except OSError:
         connection.close()
         return None

@@ -22,6 +22,8 @@ _LONGEST_METHOD = 32
 _LINES = re.compile(rb"(?:[\t\x20-\x7e\x80-\xff]+\r\n)+\r\n")
 _FOLDED = re.compile(rb"\r\n[\t ]")
 _TARGET = re.compile(r"http://([^/?#@\\]+)((?:[/?][^#\\]*)?)", re.IGNORECASE)
+_SECRET = re.compile(r"(?<=//)[^/]*(?=@)|(?<=[?#]).*")
+"""What of a target that is not understood may be a password, or hold one."""
 _HOP_BY_HOP = {
     b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"http2-settings",
 }  # fmt: skip
@@ -92,12 +94,11 @@ def _understand(lines: bytes, rest: bytes) -> Head:
         connection.receive_data(rest)
     method, target = request.method.decode("ascii"), request.target.decode("ascii")
     try:
-        if method == "CONNECT":
-            host, port = split(target)
-            return Head(method, join(host, port), host, port, request, connection)
-        return _absolute(method, target, request, connection)
+        return _aimed(method, target, request, connection)
     except BadHost as error:
-        raise Refused("malformed", f"{printable(target, 100)} cannot be asked for: {error}") from None
+        refused = Refused("malformed", f"{printable(target, 100)} cannot be asked for: {error}")
+        refused.method, refused.target = method, printable(_SECRET.sub("...", target))
+        raise refused from None
 
 
 def _check_framing(request: h11.Request) -> None:
@@ -113,10 +114,13 @@ def _check_framing(request: h11.Request) -> None:
         raise Refused("malformed", "where the request's body ends can be read in two ways")
 
 
-def _absolute(method: str, target: str, request: h11.Request, connection: h11.Connection) -> Head:
+def _aimed(method: str, target: str, request: h11.Request, connection: h11.Connection) -> Head:
+    if method == "CONNECT":
+        host, port = split(target)
+        return Head(method, join(host, port), host, port, request, connection)
     found = _TARGET.fullmatch(target)
     if found is None:
-        raise Refused("malformed", "a proxy is asked for http://host/path, or with CONNECT for a tunnel to host:port")
+        raise BadHost("a proxy is asked for http://host/path, or with CONNECT for a tunnel to host:port")
     host, port = split(found[1], 80)
     path = found[2] if found[2].startswith("/") else f"/{found[2]}"
     shown, query, _ = path.partition("?")

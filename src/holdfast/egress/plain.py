@@ -53,7 +53,11 @@ class Forwarding:
             except OSError:
                 return False  # it wants no more of it, and may have said why: that is read by who downloads
             if event is not None:
-                return False
+                break
+        while await self._guest.read():
+            pass  # what comes behind the request is nobody's
+        # It was closed: the client has lost patience. Half a close looks the same, but no client of HTTP does that.
+        raise ConnectionAbortedError("nobody waits for the answer")
 
     async def _download(self) -> bool:
         early = 0

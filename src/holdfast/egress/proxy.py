@@ -25,7 +25,7 @@ _SCARCE_S = 0.1
 _BUFFER_BYTES = 1 << 17
 """Of a guest's connection. Linux charges them to the host, and would let them grow to megabytes each."""
 _TURNED_AWAY_S = 0.01
-"""Between two connections too many: a guest that makes them in a loop is not the loop's only work."""
+"""Between two connections too many: a guest that makes them in a loop is not the host's only work."""
 
 
 class _Opened:
@@ -66,15 +66,17 @@ class Proxy:
     async def serve(self, listener: socket.socket) -> None:
         """Until cancelled, or until the listener fails (OSError).
 
-        The listener listens, does not block, and is the caller's to close.
+        The listener is the caller's to close, and nobody else has it: who has could make it block.
         """
         try:
+            listener.setblocking(False)
             async with anyio.create_task_group() as tasks:
                 self._listener, self._tasks, self._failure = listener, tasks, None
                 self._serving.set()
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
+            self._serving.set()  # also if it never was: nobody waits for it
         if self._failure is not None:
             raise OSError("the way out cannot be listened on") from self._failure
 
@@ -127,7 +129,7 @@ class Proxy:
             self._tasks.cancel_scope.cancel()
 
     async def _accept(self, gate: Gate, listener: socket.socket, connections: TaskGroup) -> None:
-        at_once = 0
+        at_once = begun = 0
 
         async def attend(connection: socket.socket) -> None:
             nonlocal at_once
@@ -149,7 +151,10 @@ class Proxy:
                 await anyio.sleep(_TURNED_AWAY_S)
                 continue
             at_once += 1
+            begun += 1
             connections.start_soon(attend, connection)
+            if begun > 2 * gate.bounds.sent:  # so many requests are not even allowed
+                await anyio.sleep(_TURNED_AWAY_S)
 
 
 async def _accepted(listener: socket.socket) -> socket.socket | None:

@@ -44,10 +44,12 @@ def chosen(argv: list[str], variables: Mapping[str, str] = os.environ) -> tuple[
     ours, theirs = parser.parse_known_args(argv)
     options = {name: value for name in _OPTIONS if (value := getattr(ours, name)) is not None}
     lists = {name: getattr(ours, name) or (given[name] or "").split() for name in _LISTS}
+    if lists["egress"]:
+        options["egress"] = lists["egress"]
     if "cpus" in options:
         options["cpus"] = float(options["cpus"])
     return Chosen(
-        options={"timeout": NO_DEADLINE, "mode": "notebook", "egress": lists["egress"], **options},
+        options={"timeout": NO_DEADLINE, "mode": "notebook", **options},
         upload=lists["upload"],
         keep=ours.keep,
         inert=ours.inert,

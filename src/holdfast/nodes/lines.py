@@ -41,14 +41,16 @@ class Line:
             return await self.receive(timeout_s=timeout_s)
 
     async def receive(self, *, timeout_s: float) -> list[int]:
-        with anyio.fail_after(timeout_s):
-            await anyio.wait_readable(self._sock)
         try:
+            with anyio.fail_after(timeout_s):
+                await anyio.wait_readable(self._sock)
             packet, ancillary, _, _ = self._sock.recvmsg(
                 framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
             )
-        except OSError as error:
-            raise LineBroken(str(error)) from error
+        except TimeoutError:
+            raise
+        except (OSError, ValueError, anyio.ClosedResourceError) as error:
+            raise LineBroken(str(error) or "it was closed") from error
         if not packet:
             raise LineBroken("it closed the line")
         came_with = {kind: data for _, kind, data in ancillary}
@@ -72,6 +74,8 @@ class Line:
             return True
 
     def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            anyio.notify_closing(self._sock)  # who waits for an answer: another line may have this number at once
         self._sock.close()
 
 

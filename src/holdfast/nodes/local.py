@@ -201,11 +201,12 @@ class LocalNode:
     ) -> list[socket.socket]:
         zygote = await self._zygote(environment)
         try:
-            received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
-        except LineBroken:
-            # The zygote died: running sessions go on without it, and new ones come from its successor.
-            zygote = await self._zygote(environment)
-            received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+            try:
+                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+            except LineBroken:
+                # The zygote died: running sessions go on without it, and new ones come from its successor.
+                zygote = await self._zygote(environment)
+                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
         except TimeoutError:
             zygote.close()  # a late answer, with its listener, would be taken for the next session's
             raise

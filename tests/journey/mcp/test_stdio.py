@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from mcp.types import CallToolResult
+from tests.upstream import serving
 
 from holdfast import Session
 from holdfast.home import acquire
@@ -99,6 +100,32 @@ async def test_two_clients_of_a_home_have_a_session_each_and_come_back_to_it(
     assert (second.structured_content["result"], again.structured_content["result"]) == ("[]", "['mine.txt']")
     assert "call recover" in again.structured_content["note"]
     assert "note" not in second.structured_content
+
+
+async def test_whoever_starts_it_says_what_is_reached_and_takes_it_back_by_leaving_it_out(
+    home: Path, over_stdio: Connect, run: Run, text: Text
+) -> None:
+    get = "import requests; requests.get('http://{0}/data').status_code"
+    with serving() as upstream:
+        get = get.format(upstream.at)
+        with started(home, "--name", "eve", "--egress", upstream.at, "--egress", "127.0.0.1:1") as process:
+            say(process, INITIALIZE, INITIALIZED, call(1, get))
+            first = answer_to(process, 1)["structuredContent"]
+            process.kill()  # and so the session is still open when the next comes
+        async with over_stdio(home, "--name", "eve", "--egress", "127.0.0.1:1") as client:
+            less = await run(client, get)
+            status = await client.call_tool("status", {})
+        async with over_stdio(home, "--name", "eve") as client:
+            nothing = await run(client, get)
+
+    sent = f"GET http://{upstream.at}/data"
+    assert (first["result"], first["egress"], upstream.seen) == ("200", [sent], ["GET /data"])
+    assert less.structured_content["egress"] == [f"refused: {sent} (not allowed)"]
+    assert f"egress: refused: {sent} (not allowed)" in text(less)
+    assert "may reach: 127.0.0.1:1" in text(status)
+    assert nothing.structured_content["egress"] == []
+    assert "egress" in nothing.structured_content["error"]["hint"]
+    assert {answer.structured_content["session"] for answer in (less, nothing)} == {first["session"]}
 
 
 async def test_a_named_session_outlives_a_kill_and_a_name_whose_session_is_gone_gets_another(

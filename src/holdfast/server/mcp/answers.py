@@ -67,6 +67,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """None: a run is under way, and memory cannot be asked."""
     running: str | None = None
     """What is under way, in words."""
+    egress: Sequence[str] = ()
+    """Hosts that code may reach."""
     memory_bytes: int | None = None
     memory_cap_bytes: int | None = None
 
@@ -198,13 +200,13 @@ def _facts(run: Run) -> dict[str, Any]:
             "checks": run.checks[: _MOST_ITEMS * 10],
             "findings": run.findings[:_MOST_ITEMS],
             "saved": run.saved[: _MOST_ITEMS * 10],
-            "egress": run.egress[: _MOST_ITEMS * 10],
-            "may_have_happened": run.may_have_happened[-_MOST_ITEMS * 10 :],
+            "egress": run.egress[:_MOST_ITEMS],
+            "may_have_happened": run.may_have_happened[-_MOST_ITEMS:],
             "strays": run.strays[:_MOST_ITEMS],
             "replayed": run.replayed,
             "attempt": run.attempt,
             "receipt": None if receipt is None else {"number": receipt.number, "sha256": receipt.sha256},
-            "recovery": run.recovery,
+            "recovery": run.recovery and _latest(run.recovery),
             "duration_s": run.duration_s,
         }
     )
@@ -226,6 +228,7 @@ def of_standing(now: Standing) -> Answer:
         f"CKPT: {now.ckpt}",
         f"session {now.session} · version {now.version} · generation {now.generation}{_memory(now)}",
         *([f"under way: {now.running}"] if now.running else []),
+        *([f"may reach: {_few(now.egress)}"] if now.egress else []),
         f"names: {_few(names) or 'none'}" if now.names is not None else "names: not known while a run is under way",
         f"files in /mnt/data: {_few(files) or 'none'}",
         *(f"{entry.run} · {entry.status} · {entry.ckpt} · {entry.goal}" for entry in now.runs),
@@ -248,8 +251,13 @@ def _memory(now: Standing) -> str:
 def of_recovery(recovery: Recovery, codes: Mapping[str, str]) -> Answer:
     """With the code of the runs that are to be run again: the client may have forgotten it as well."""
     told = [f"Code of {run}:\n{_clipped(code)}" for run, code in codes.items()]
-    facts = {**msgspec.structs.asdict(recovery), "codes": {run: _clipped(code) for run, code in codes.items()}}
+    facts = {**msgspec.structs.asdict(_latest(recovery)), "codes": {run: _clipped(code) for run, code in codes.items()}}
     return Answer(text="\n".join([recovery.text, *told]), facts=_plain(facts))
+
+
+def _latest(recovery: Recovery) -> Recovery:
+    """With the latest requests alone: the receipts have all of them."""
+    return msgspec.structs.replace(recovery, may_have_happened=recovery.may_have_happened[-_MOST_ITEMS:])
 
 
 def of_error(error: HoldfastError, recovery: Recovery | None = None) -> Answer:
@@ -258,7 +266,9 @@ def of_error(error: HoldfastError, recovery: Recovery | None = None) -> Answer:
     if isinstance(error, StateMoved) and error.differs is not None:
         facts["differs"] = error.differs
     told = [str(error)] if recovery is None else [str(error), recovery.text]
-    return Answer(text="\n".join(told), facts=_plain({"error": facts, "recovery": recovery}), refused=True)
+    return Answer(
+        text="\n".join(told), facts=_plain({"error": facts, "recovery": recovery and _latest(recovery)}), refused=True
+    )
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -342,7 +352,7 @@ def _of_memory(written: Written) -> list[str]:
 
 def of_reset(recovery: Recovery) -> Answer:
     advice = "next: memory is empty and the files are as committed; `recover` has the code that computed what is lost"
-    return Answer(text=f"{recovery.text}\n{advice}", facts=_plain(msgspec.structs.asdict(recovery)))
+    return Answer(text=f"{recovery.text}\n{advice}", facts=_plain(msgspec.structs.asdict(_latest(recovery))))
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:

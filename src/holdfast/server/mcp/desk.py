@@ -180,6 +180,7 @@ class Desk:
             return Standing(
                 session=info.id, ckpt=info.ckpt, version=info.version, generation=info.generation, files=files,
                 runs=await reached.history(limit=_LATEST_RUNS), names=names, running=_in_words(info.running, since),
+                egress=info.egress,
                 memory_bytes=info.memory_bytes, memory_cap_bytes=int(cap) if isinstance(cap, int | float) else None,
             )  # fmt: skip
 
