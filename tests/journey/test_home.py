@@ -40,17 +40,21 @@ class Owner:
             [sys.executable, "-X", "faulthandler", "-W", "error", "-c", OWNER, str(home), str(env), code],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        assert self.process.stdout is not None
-        line = b""
-        # Byte by byte: what a buffer had read ahead, `communicate` would miss.
-        while not line.endswith(b"\n") and (byte := os.read(self.process.stdout.fileno(), 1)):
-            line += byte
+        line = self.line()
         if not line:
             raise AssertionError(self.process.communicate()[1])
         told = json.loads(line)
         self.session: str = told["session"]
         self.pids: list[int] = told["pids"]
         self.files: list[str] = told["files"]
+
+    def line(self) -> bytes:
+        """The next that it prints. Byte by byte: what a buffer had read ahead, `communicate` would miss."""
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self.process.stdout.fileno(), 1)):
+            line += byte
+        return line
 
     def wait_started(self) -> None:
         wait_until(lambda: any((self.home / "sessions" / self.session).glob("stages/*/data/started")))
@@ -172,8 +176,7 @@ def test_an_idle_session_dies_with_an_owner_that_is_killed_also_if_nobody_opens_
     home: Path, lean: Path
 ) -> None:
     owner = Owner(home, lean, "s.run('x = 1'); s.names(); print('idle', flush=True); input()")
-    assert owner.process.stdout is not None
-    assert os.read(owner.process.stdout.fileno(), 100) == b"idle\n"
+    assert owner.line() == b"idle\n"
     owner.process.kill()
     owner.end()
 
