@@ -25,7 +25,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -82,7 +81,9 @@ class Journal:
         self._untold: dict[str, BaseException] = {}
         self._usual_s = _QUICK_S
         self._lingers = False
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="journal-reader")
+        self._ended = False
+        self._reading = threading.Lock()
+        self._one_reader = anyio.CapacityLimiter(1)
         self._writer = threading.Thread(target=self._write_until_closed, name="journal-writer", daemon=True)
         self._writer.start()
 
@@ -138,7 +139,9 @@ class Journal:
 
     async def read(self, query: Callable[[Store], T]) -> T:
         """Ask the store something; all of the query sees one state, with every append that has returned."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._ask, query)
+        # Not in a pool of `concurrent.futures`: those take no work any more when the process ends, and sessions that
+        # nobody has closed are closed then.
+        return await anyio.to_thread.run_sync(self._ask, query, limiter=self._one_reader)
 
     async def close(self) -> None:
         """Write what is queued, and end."""
@@ -146,19 +149,22 @@ class Journal:
             first, self._closed = not self._closed, True
             if first:
                 self._bell.put(False)
-        # Not the loop's own pool: that takes no work any more when the process ends.
         await anyio.to_thread.run_sync(self._end if first else self._writer.join)
 
     def _end(self) -> None:
         self._writer.join()
-        self._reader.shutdown()
-        # The writer's last: whoever closes last folds the WAL into the file, and a reader cannot.
-        self._view.close()
-        self._store.close()
+        with self._reading:
+            self._ended = True
+            # The writer's last: whoever closes last folds the WAL into the file, and a reader cannot.
+            self._view.close()
+            self._store.close()
 
     def _ask(self, query: Callable[[Store], T]) -> T:
-        with self._view.view():
-            return query(self._view)
+        with self._reading:
+            if self._ended:
+                raise RuntimeError("the journal is closed")
+            with self._view.view():
+                return query(self._view)
 
     def _enqueue(self, unit: _Unit) -> None:
         with self._gate:

@@ -38,17 +38,24 @@ class Owner:
     def __init__(self, home: Path, env: Path, code: str) -> None:
         self.home = home
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", OWNER, str(home), str(env), code],
+            [sys.executable, "-X", "faulthandler", "-W", "error", "-c", OWNER, str(home), str(env), code],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.line()
         if not line:
             raise AssertionError(self.process.communicate()[1])
         told = json.loads(line)
         self.session: str = told["session"]
         self.pids: list[int] = told["pids"]
         self.files: list[str] = told["files"]
+
+    def line(self) -> bytes:
+        """The next that it prints. Byte by byte: what a buffer had read ahead, `communicate` would miss."""
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self.process.stdout.fileno(), 1)):
+            line += byte
+        return line
 
     def wait_started(self) -> None:
         wait_until(lambda: any((self.home / "sessions" / self.session).glob("stages/*/data/started")))
@@ -57,9 +64,8 @@ class Owner:
         try:
             out, err = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.communicate()
-            raise
+            self.process.send_signal(signal.SIGABRT)
+            raise AssertionError(f"it does not end: {self.process.communicate()[1]}") from None
         return self.process.returncode, out, err
 
     def processes(self) -> list[int]:
@@ -171,8 +177,7 @@ def test_an_idle_session_dies_with_an_owner_that_is_killed_also_if_nobody_opens_
     home: Path, lean: Path
 ) -> None:
     owner = Owner(home, lean, "s.run('x = 1'); s.names(); print('idle', flush=True); input()")
-    assert owner.process.stdout is not None
-    assert owner.process.stdout.readline() == "idle\n"
+    assert owner.line() == b"idle\n"
     owner.process.kill()
     owner.end()
 

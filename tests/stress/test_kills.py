@@ -49,11 +49,11 @@ threading.Thread(target=hold, name="holder", daemon=True).start()
 beats = [0, 0]
 def beat_in_python():
     while True:
-        json.dumps([{"a": i} for i in range(200)]); beats[0] += 1; time.sleep(0.001)
+        json.dumps([{"a": i} for i in range(200)]); beats[0] += 1; time.sleep(0.005)
 def beat_in_c():
     block = np.random.default_rng(2).random(50000)
     while True:
-        np.sort(block); hashlib.sha256(b"x" * 100000).digest(); beats[1] += 1; time.sleep(0.001)
+        np.sort(block); hashlib.sha256(b"x" * 100000).digest(); beats[1] += 1; time.sleep(0.005)
 for target in (beat_in_python, beat_in_c):
     threading.Thread(target=target, name=target.__name__, daemon=True).start()
 def count():

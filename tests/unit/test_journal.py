@@ -371,3 +371,44 @@ asyncio.run(main())
     assert said.strip() == "[True, True, True]"
     assert tags(store.records("r1")) == ["Planned"]
     store.close()
+
+
+AT_EXIT = """
+import asyncio, atexit, sys, threading
+from pathlib import Path
+from holdfast.journal import Journal
+
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+
+def there(verb):
+    return asyncio.run_coroutine_threadsafe(verb, loop).result(30)
+
+async def opened():
+    return Journal(Path(sys.argv[1]))
+
+journal = there(opened())
+
+def at_exit():
+    print(there(journal.read(lambda store: store.unsettled())))
+    there(journal.close())
+
+atexit.register(at_exit)
+"""
+
+
+def test_it_can_be_read_when_the_process_ends(path: Path) -> None:
+    """Then sessions are closed that nobody has closed, and a pool of `concurrent.futures` takes no work any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, path], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+async def test_who_reads_a_journal_that_was_closed_is_told(path: Path) -> None:
+    journal = Journal(path)
+    await journal.close()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        await journal.read(lambda store: store.unsettled())

@@ -49,7 +49,7 @@ CHOSEN = (
     *(f"tests/escape/test_resources.py::{name}" for name in RESOURCES),
     *(f"tests/escape/test_snapshots.py::{name}" for name in SNAPSHOTS),
 )
-KILLS = 15
+KILLS = 10
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(2100)]
 
