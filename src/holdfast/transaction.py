@@ -157,7 +157,8 @@ class _Transaction:
             assert error is not None
             return await self._roll_back(execution, error)
         if error is not None and (error.code == "syntax" or not begun):  # nothing was started
-            untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
+            self.is_back, unprotected = True, self.computer.protection.unprotected
+            untouched = Aftermath(memory="restored", unprotected=unprotected)
             return await self._end_rolled_back(execution, with_fate(error, "restored", None), untouched)
         tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
