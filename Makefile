@@ -12,12 +12,6 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Most tests wait for a deadline or a death; a file's tests stay together, and each worker has a home of its own. The
-# longest come first.
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
-# Three at once on two cores is a load under which a deadline may pass: what failed is tried again, alone, and must pass.
-ALONE := --last-failed --last-failed-no-failures none
-SUITE := tests/crash tests/journey tests/escape tests/unit tests/contract
 export HOLDFAST_HOME := $(CURDIR)/.home
 
 help:
@@ -30,17 +24,14 @@ serve: .stamps/guests
 	@$(BIN)/holdfast serve
 
 test: .stamps/lint .stamps/guests .stamps/vm .stamps/browser
-	$(BIN)/python -m pytest $(SUITE) $(AT_ONCE) || $(BIN)/python -m pytest $(SUITE) $(ALONE)
-	$(BIN)/python -m pytest tests/stress || $(BIN)/python -m pytest tests/stress $(ALONE)
-	$(BIN)/python -m pytest tests/vm -n 2 || $(BIN)/python -m pytest tests/vm $(ALONE)
-	$(BIN)/python tests/ordinary_user.py
+	$(BIN)/python tests/stages.py
 
 test-v2: .stamps/lint .stamps/guests .stamps/vm
 	$(BIN)/python tests/vm/machine.py
 	$(BIN)/python tests/vm/machine.py --user 61234
 
 check: .stamps/lint
-	$(BIN)/python -m pytest tests/unit tests/contract $(AT_ONCE)
+	$(BIN)/python -m pytest tests/unit tests/contract -n 3 --dist loadfile
 
 bench: .stamps/guests .stamps/bench
 	$(BIN)/python -m bench.kernels

@@ -29,16 +29,17 @@ def _home_of_worker(shared: Path, worker: str) -> Path:
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ["HOLDFAST_HOME"] = str(_home_of_worker(Path(os.environ["HOLDFAST_HOME"]), worker))
 
-from holdfast import Session  # noqa: E402 (after its home is named)
+from tests.lean import lean_environment, lean_home  # noqa: E402 (after its home is named)
+
+from holdfast import Session  # noqa: E402
 
 
 class Server:
     """`holdfast serve`, a process of its own with a home of its own."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
-        home.mkdir(exist_ok=True)
-        if not (home / "envs").exists():
-            (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
+        if not home.exists():
+            lean_home(home)
         self.home = home
         self.token = secrets.token_hex(16)
         self.process = subprocess.Popen(
@@ -84,7 +85,10 @@ def where(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`holdfast serve` with a home of its own, for the whole test run."""
-    with Server(tmp_path_factory.mktemp("server") / "home") as server:
+    home = tmp_path_factory.mktemp("server") / "home"
+    home.mkdir()
+    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
+    with Server(home) as server:
         yield server
 
 
@@ -92,6 +96,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def serving() -> Callable[..., Server]:
     """A server of a test's own."""
     return Server
+
+
+@pytest.fixture(scope="session")
+def lean() -> Path:
+    """An environment that a zygote is quick to warm up: for tests that start one of their own and import nothing."""
+    return lean_environment()
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
-"""Runs the suite again as an ordinary user, who has nothing but user namespaces and a delegated cgroup.
+"""Runs the suite as an ordinary user, who has nothing but user namespaces and a delegated cgroup.
 
-    python tests/ordinary_user.py [PYTEST ARGUMENTS]
+    python tests/ordinary_user.py [--ids 2] [PYTEST ARGUMENTS]
 
-As root it makes such a user out of thin air: an unused uid, a directory under /var/tmp with an environment of his
-own, and a cgroup delegated to him by the very command that Holdfast prints. Called by an ordinary user it has
-nothing to do: that is who ran the suite before.
-
-The suite runs twice: with one uid to map, and (`newuidmap`) with two, so that pid 1 has its own.
+Root makes such a user out of thin air: an unused uid, a directory under /var/tmp with an environment of his own, and a
+cgroup delegated to him by the very command that Holdfast prints. He has one uid to map, or (`newuidmap`) two, so that
+pid 1 has its own. `--prepare` makes the directory and stops; with `--prepared` that was done before.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -18,9 +17,10 @@ from pathlib import Path
 
 from holdfast.sandbox.cgroups import delegation
 
-TESTS_FAILED = 1
 UID = 61_234
 PLACE = Path("/var/tmp/holdfast-ordinary-user")
+CACHE = PLACE / "home" / "cache"
+"""Where pytest writes down what failed, unless it is told otherwise."""
 CLONE = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
 # Not what does not depend on who runs it and takes minutes: how a host that was killed is settled, functions without a
@@ -42,17 +42,19 @@ WITH_TWO_IDS = ["tests/escape/test_identity.py", "tests/escape/test_processes.py
 
 
 def main() -> int:
-    if os.geteuid() != 0:
-        print("ordinary_user: the suite ran as an ordinary user already")
+    parser = argparse.ArgumentParser(description="The suite as an ordinary user.")
+    parser.add_argument("--ids", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--prepared", action="store_true")
+    options, arguments = parser.parse_known_args()
+    if not options.prepared:
+        prepare()
+    if options.prepare:
         return 0
-    prepare()
+    run = run_suite if options.ids == 1 else run_suite_with_two_ids
     delegation.delegate(UID, pid=os.getpid())
     try:
-        suite = sys.argv[1:] or WITH_ONE_ID
-        code = run_suite([*suite, "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"])
-        if code == TESTS_FAILED:  # three at once on two cores is a load: what failed must pass alone
-            code = run_suite([*suite, "--last-failed", "--last-failed-no-failures", "none"])
-        return code or run_suite_with_two_ids(sys.argv[1:] or WITH_TWO_IDS)
+        return run(arguments or (WITH_ONE_ID if options.ids == 1 else WITH_TWO_IDS))
     finally:
         delegation.undelegate(UID)
 
@@ -87,8 +89,7 @@ def run_suite(arguments: list[str], *, prefix: tuple[str, ...] = ()) -> int:
         "HOLDFAST_TRANSPORTS": "embedded",
     }
     become = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
-    python, remember = PLACE / "venv/bin/python", f"cache_dir={PLACE}/home/cache"
-    pytest = [python, "-m", "pytest", "-o", remember, "-m", "not vm", *arguments]
+    pytest = [PLACE / "venv/bin/python", "-m", "pytest", "-o", f"cache_dir={CACHE}", "-m", "not vm", *arguments]
     return subprocess.run([*prefix, *become, *pytest], cwd=PLACE, env=environment, check=False).returncode
 
 

@@ -89,6 +89,9 @@ class CreateSession(Body, frozen=True):
     preflight: Preflight = "warn"
     resume: str | None = None
     """The id of a kept session: it comes back with its files and its limits."""
+    egress: list[str] = []
+    """Hosts that its code may reach by HTTP and HTTPS: `api.example.com`, `*.example.org`, `10.1.2.3:8080`. A resumed
+    session may reach what is listed now, and nothing else."""
     keep: bool = False
     """Whatever ends it (its client is gone, the server stops) leaves its files and books, for `resume`."""
     attached: bool = False

@@ -12,10 +12,11 @@ import anyio.to_thread
 
 from holdfast import engine
 from holdfast.api import SessionInfo
-from holdfast.client import AsyncSession, Verb, as_stream, download, read_whole, shell_result, upload
+from holdfast.client import AsyncSession, Verb, shell_result
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, Event, HistoryEntry, Name, Output, Recovery, Run, ShellResult, StreamName
 from holdfast.records import FileEntry, RunCard
+from holdfast.transfers import as_stream, download, read_whole, upload
 from holdfast.verbs import RunOptions
 from holdfast.watching import OnDisplay, OnEvent, OnText, deliverer, pump
 from holdfast.workfiles import Written
@@ -35,8 +36,8 @@ class Session:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, undo, env, mode, preflight, resume,
-        keep; and where: home, memory_cap, report, shared; or url, token, attached."""
+        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, undo, egress, env, mode, preflight,
+        resume, keep; and where: home, memory_cap, report, shared; or url, token, attached."""
         self._session = AsyncSession(**settings)
         engine.wait(self._session._open)
 

@@ -17,7 +17,7 @@ from holdfast.blobs.local import LocalBlobs
 from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
 from holdfast.receipts import receipt
-from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified
+from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified, requests_sent
 from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
@@ -30,6 +30,10 @@ T = TypeVar("T")
 Watcher = Callable[[Planned | Settled | Lost], None]
 KEPT_VERSIONS = 20
 """Versions that changed a file; those that changed none cost nothing and are not counted. See `retention`."""
+_LOOKED_BACK = 50
+"""Runs, after a restart, among which those that sent something and came to nothing are sought."""
+MOST_TOLD = 1_000
+"""Requests that may have happened; the latest."""
 _WALK_BACK = 200
 """Versions that are looked at after a restart."""
 
@@ -58,6 +62,8 @@ class Books:
         """There are more old contents than when `retention` looked last."""
         self.calls: list[str] | None = None
         """Runs whose answers are kept for a while (`retention`), oldest first; None: nobody has looked yet."""
+        self.may_have_happened: list[str] = []
+        """Requests that left in runs that were rolled back, since code was committed last."""
         self.halted: str = row.halted
         self.stopped: HoldfastError | None = None
         """Why nothing runs here until the session is opened again; or, if the disk was full, until it is not."""
@@ -85,6 +91,7 @@ class Books:
         self.row = row or self.row
         self.state, self.losses, self.open = await self.journal.read(read)
         self.recent, self.oldest = await self.journal.read(self._walk_back)
+        self.may_have_happened = await self.journal.read(self._sent_in_vain)
 
     def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int]:
         """What the latest versions changed in the files, and where that leads: to the oldest version all of whose
@@ -102,6 +109,24 @@ class Books:
             if whole:
                 oldest, far = row.version - 1, len(recent)
         return recent[:far][::-1], oldest
+
+    def _sent_in_vain(self, store: Store) -> list[str]:
+        """By the latest runs: those that came to nothing, up to one that did not."""
+        found = list[str]()
+        for run in store.runs(self.session, limit=_LOOKED_BACK, newest_first=True):
+            records = store.records(run)
+            if is_code_committed(records):
+                break
+            if records and isinstance(records[-1], Settled):  # of others it is known when they are settled
+                found = [*requests_sent(records), *found]
+        return found[-MOST_TOLD:]
+
+    def count_sent(self, records: Sequence[AnyRecord]) -> None:
+        """Of a run that is settled."""
+        if is_code_committed(records):
+            self.may_have_happened = []
+        else:
+            self.may_have_happened = [*self.may_have_happened, *requests_sent(records)][-MOST_TOLD:]
 
     async def reload(self) -> None:
         """After a write failed: what the journal has, and that memory was lost meanwhile, if it was."""
@@ -234,6 +259,16 @@ class Books:
         except SessionHalted as error:
             self.halt(error)
             raise
+
+
+def is_code_committed(records: Sequence[AnyRecord]) -> bool:
+    """Whether these are of code that ran and was kept; what the host does to files itself sends nothing."""
+    planned = next((record for record in records if isinstance(record, Planned)), None)
+    return (
+        planned is not None
+        and planned.kind in ("cell", "command")
+        and any(isinstance(record, Settled) and record.status in ("committed", "kept") for record in records)
+    )
 
 
 def with_digest(state: State) -> State:

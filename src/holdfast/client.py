@@ -5,19 +5,17 @@ the caller's own loop or thread is busy with. There, a `Transport` carries each 
 process, or with `url=` one at a server.
 """
 
-import io
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeVar, Unpack
-
-import anyio.to_thread
+from typing import TypeVar, Unpack
 
 from holdfast import engine, shared, verbs
 from holdfast.api import CreateSession, SessionInfo
 from holdfast.config import Settings, home_path, parse_limits
+from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
 from holdfast.errors import HomeBusy, InvalidSetting, ServerStopping, ServerUnreachable, SessionClosed
 from holdfast.kernel.conduct import Ask
@@ -34,9 +32,9 @@ from holdfast.model import (
     ShellResult,
     StreamName,
 )
-from holdfast.paths import to_bytes
 from holdfast.records import FileEntry, RunCard
 from holdfast.service import Service
+from holdfast.transfers import as_stream, download, read_whole, upload
 from holdfast.transports import Transport
 from holdfast.transports.embedded import Embedded
 from holdfast.verbs import RunOptions
@@ -62,6 +60,7 @@ class AsyncSession:
         processes: int = 256,
         disk: int | str = "10G",
         undo: int = 0,
+        egress: Sequence[str] = (),
         env: str | Path | None = None,
         home: str | Path | None = None,
         memory_cap: MemoryCap = "cgroup",
@@ -80,6 +79,9 @@ class AsyncSession:
         files and books stay, for `resume`, also if this process ends without closing it. With `undo` the memory of that
         many earlier versions is kept asleep, and `restore` brings it back with the files.
 
+        `egress` lists the hosts that its code may reach by HTTP and HTTPS ("api.example.com", "*.example.org",
+        "10.1.2.3:8080"); without it, none. A resumed session may reach what is listed now, and nothing else.
+
         With `url` the session is one at a server: `http://…`, or `unix:/path/socket`; `token` is its token or an API
         key, otherwise what HOLDFAST_TOKEN says. With `shared` it is one at the home's own server, which is started if
         need be and ends when nobody uses it. A home that another process owns and serves is used through that one.
@@ -95,6 +97,7 @@ class AsyncSession:
             memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo
         )
         self._timeout = timeout
+        self._allowed = AllowList.parse(egress)
         self._settings = Settings(home=home_path(home), memory_cap=memory_cap)
         self._env = env
         self._mode: Mode = verbs.one_of(Mode, "mode", mode)
@@ -106,7 +109,7 @@ class AsyncSession:
         self._wanted = CreateSession(
             memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo,
             env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
-            keep=keep, attached=attached or url is None,
+            egress=self._allowed.texts(), keep=keep, attached=attached or url is None,
         )  # fmt: skip
         self._transport: Transport | None = None
 
@@ -147,11 +150,14 @@ class AsyncSession:
 
     async def _begin(self, service: Service) -> Transport:
         if self._resume is not None:
-            live = await service.resume_session(self._resume, report=self._report, keep=self._wanted.keep)
+            live = await service.resume_session(
+                self._resume, allowed=self._allowed, report=self._report, keep=self._wanted.keep
+            )
         else:
             live = await service.create_session(
-                limits=self._limits, mode=self._mode, env=self._env, report=self._report, keep=self._wanted.keep
-            )
+                limits=self._limits, allowed=self._allowed, mode=self._mode, env=self._env, report=self._report,
+                keep=self._wanted.keep,
+            )  # fmt: skip
         live.preflight = self._preflight
         return Embedded(service, live)
 
@@ -349,48 +355,8 @@ def shell_result(run: Run) -> ShellResult:
     return ShellResult(
         id=run.id, status=run.status, version=run.version, ckpt=run.ckpt, receipt=run.receipt, outputs=run.outputs,
         exit_code=run.exit_code, stdout=run.stdout, stderr=run.stderr, error=run.error, strays=run.strays,
-        duration_s=run.duration_s,
+        duration_s=run.duration_s, egress=run.egress,
     )  # fmt: skip
-
-
-async def read_whole(reached: Transport, path: str) -> bytes:
-    async with aclosing(reached.read(path)) as pieces:
-        return b"".join([piece async for piece in pieces])
-
-
-def as_stream(data: bytes | str) -> BinaryIO:
-    if not isinstance(data, (str, bytes, bytearray, memoryview)):
-        raise InvalidSetting(f"a file holds text or bytes, not {type(data).__name__}", hint="encode it first")
-    return io.BytesIO(data.encode() if isinstance(data, str) else data)
-
-
-async def upload(reached: Transport, source: Path, path: str | None) -> Written:
-    try:
-        file = source.open("rb")
-    except OSError as error:
-        raise InvalidSetting(f"{source} cannot be read: {error.strerror}", hint="name a file of yours") from error
-    with file:
-        return await reached.write(path or source.name, file)
-
-
-async def download(reached: Transport, path: str, target: Path) -> Path:
-    place = _place(path, target)
-    async with aclosing(reached.read(path)) as pieces:
-        first = await anext(pieces, b"")  # what is not there is said before anything is overwritten
-        try:
-            with place.open("wb") as sink:
-                await anyio.to_thread.run_sync(sink.write, first)
-                async for piece in pieces:
-                    await anyio.to_thread.run_sync(sink.write, piece)
-        except OSError as error:
-            raise InvalidSetting(
-                f"{target} cannot be written: {error.strerror}", hint="name a file of yours"
-            ) from error
-    return place
-
-
-def _place(path: str, target: Path) -> Path:
-    return target / os.fsdecode(to_bytes(path).rpartition(b"/")[2]) if target.is_dir() else target
 
 
 def _refuse_beside_url(**settings: object) -> None:

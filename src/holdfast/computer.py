@@ -6,7 +6,7 @@ committed files, and the snapshot takes the kernel's place. Without a snapshot a
 """
 
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import anyio
@@ -15,9 +15,10 @@ import msgspec
 
 from holdfast.causes import Evidence, explain
 from holdfast.config import Limits
+from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, ProcessStuck
-from holdfast.executions import Aftermath, Execution
+from holdfast.executions import Aftermath, Execution, Gauges, gauge
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
@@ -33,7 +34,6 @@ from holdfast.resources.handles import still_held
 from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
 from holdfast.resources.workspace import Workspace
-from holdfast.sandbox.cgroups import Cgroup
 from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.strays import kill_left, strays
 
@@ -43,23 +43,18 @@ _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
 
 
-class _Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's own memory is counted from."""
-
-    peak_is_exact: bool
-    oom_kills: int
-
-
 class Computer:
     """Guards the processes and the layer of one session."""
 
     def __init__(
-        self, node: LocalNode, environment: Environment, *, session: str, ids: Ids, workspace: Workspace, limits: Limits
-    ) -> None:
+        self, node: LocalNode, environment: Environment, *, session: str, ids: Ids, workspace: Workspace,
+        limits: Limits, past_proxy: tuple[str, ...] | None = None,
+    ) -> None:  # fmt: skip
         self.environment = environment
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
+        self.way = WayOut(past_proxy)
         self.stage, self.stage_path = "", workspace.stage_path("")
         """The layer that changes go to."""
         self.now: Incarnation | None = None
@@ -78,7 +73,7 @@ class Computer:
         """Files in the layer that only lie there because they are open: see `layers.touched_last`."""
         self._at_rest = False
         """Frozen until the next turn."""
-        self._gauges: _Gauges | None = None
+        self._gauges: Gauges | None = None
         """As the next run finds them, if somebody has looked."""
         self._stuck = False
         """A process of this kernel outlived its kill: nobody waits for it again."""
@@ -104,7 +99,7 @@ class Computer:
         await self._lay_stage()
         self.now = await self._node.fork(
             self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage,
-            shared=self.workspace.shared,
+            shared=self.workspace.shared, past_proxy=self.way.past_proxy,
         )  # fmt: skip
         self.protection = Protection(
             self.now.kernel, self.now.cgroup, cap_bytes=self.limits.memory_bytes,
@@ -143,6 +138,7 @@ class Computer:
         on_save: OnSave | None = None,
         meanwhile: Meanwhile = nothing,
         is_followed: IsFollowed = never,
+        departures: Departures | None = None,
     ) -> Execution:
         """Conduct a request to its end, whatever end that is, and clear up after it. `meanwhile` is called, in any
         case and once, when the kernel has it, and done when this returns. `is_followed` says whether more of the run is
@@ -151,20 +147,28 @@ class Computer:
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
         conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
-        return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
+        async with self._way_out(departures):
+            return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 
-    async def probe(self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float) -> Execution:
+    async def probe(
+        self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float, departures: Departures | None = None
+    ) -> Execution:
         """Have the guest try what a caller declared: as a part of the same run, in what is left of its time."""
         request = wire.Verify(turn=self.next_turn(), probes=probes)
         after = execution.conduct.successor()
-        return await self._carry_out(after, request, timeout_s=timeout_s, meanwhile=nothing, then=never)
+        async with self._way_out(departures):
+            return await self._carry_out(after, request, timeout_s=timeout_s, meanwhile=nothing, then=never)
+
+    def _way_out(self, departures: Departures | None) -> AbstractAsyncContextManager[None]:
+        """Open while code of the user's runs, and closed before anybody looks at what it did."""
+        return self.way.open(self.now.listener if self.now else None, departures)
 
     async def _carry_out(
         self, conduct: Conduct, request: wire.Conducted, *, timeout_s: float, meanwhile: Meanwhile, then: IsFollowed
     ) -> Execution:
         assert self.now is not None
         cgroup = self.now.cgroup
-        gauges, self._gauges = self._gauges or _gauge(cgroup), None
+        gauges, self._gauges = self._gauges or gauge(cgroup), None
         given_up = None
         self.stops.begin(conduct)
         self.protection.kept.woken = frozenset()
@@ -227,7 +231,7 @@ class Computer:
         self._at_rest = True
         if self.now is not None:
             self.now.cgroup.freeze()
-            self._gauges = _gauge(self.now.cgroup)
+            self._gauges = gauge(self.now.cgroup)
 
     async def hold(self) -> bool:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
@@ -388,7 +392,3 @@ class Computer:
 
     def pids(self) -> list[int]:
         return self.now.cgroup.pids() if self.now else []
-
-
-def _gauge(cgroup: Cgroup) -> _Gauges:
-    return _Gauges(peak_is_exact=cgroup.reset_peak(), oom_kills=cgroup.oom_kills())

@@ -2,6 +2,8 @@
 
     HoldfastError
     ├── InvalidSetting           a value that cannot be used
+    ├── BadEgress                a host that cannot be listed as one that a session may speak to
+    ├── EgressRefused            a session may not reach what was asked for
     ├── HomeBusy                 another process owns the home directory
     ├── SandboxUnavailable       this machine lacks a primitive that a strict sandbox needs
     ├── EnvironmentUnusable      the chosen Python cannot host guests
@@ -62,6 +64,18 @@ class InvalidSetting(HoldfastError):
     """A setting or argument that cannot be used as it is."""
 
     code = "invalid_setting"
+
+
+class BadEgress(HoldfastError):
+    """An entry of `egress=` that names no host, or could mean several."""
+
+    code = "bad_egress"
+
+
+class EgressRefused(HoldfastError):
+    """A session may not reach these hosts: its server does not let clients, or it was opened without."""
+
+    code = "egress_refused"
 
 
 class HomeBusy(HoldfastError):

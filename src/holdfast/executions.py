@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.kernel.conduct import Conduct, Outcome
 from holdfast.model import Memory, RunError, Stray
+from holdfast.sandbox.cgroups import Cgroup
 
 
 class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +14,17 @@ class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
     discarded: list[str] = []
     not_restored: list[str] = []
     unprotected: str | None = None
+
+
+class Gauges(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's own memory is counted from."""
+
+    peak_is_exact: bool
+    oom_kills: int
+
+
+def gauge(cgroup: Cgroup) -> Gauges:
+    return Gauges(peak_is_exact=cgroup.reset_peak(), oom_kills=cgroup.oom_kills())
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):

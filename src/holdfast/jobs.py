@@ -21,6 +21,8 @@ import msgspec
 from holdfast import expectations, once, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
+from holdfast.departures import NOBODY
+from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
 from holdfast.errors import InvalidSetting
 from holdfast.kernel.conduct import Emit
@@ -52,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     script: Script
     options: RunOptions = {}
     limits: Limits = Limits()
+    allowed: AllowList = NOBODY
+    """Whom it may reach."""
     env: str | Path | None = None
     force: bool = False
     """Also where the directory already is what it made."""
@@ -127,7 +131,9 @@ class OpenJob:
     async def plan(self, report: Report | None = None) -> RunCard:
         """The Run Card; the kernel is up when it is there."""
         job = self._job
-        session = await self._service.bring_up_shared(self._books, limits=job.limits, env=job.env, report=report)
+        session = await self._service.bring_up_shared(
+            self._books, limits=job.limits, allowed=job.allowed, env=job.env, report=report
+        )
         request = verbs.request(session, job.code, job.options, timeout_s=job.limits.timeout_s)
         card = await verbs.plan(session, msgspec.structs.replace(request, script=job.script))
         session.single_use = True

@@ -70,14 +70,14 @@ Label = Literal["restored", "stale", "recomputable", "lost"]
 class Step(Noun, frozen=True, omit_defaults=True):
     """Something to do next, as data."""
 
-    action: Literal["rerun", "restore", "retry", "change", "free_disk", "continue"]
+    action: Literal["rerun", "restore", "retry", "change", "check", "free_disk", "continue"]
     run: str = ""
     ckpt: str = ""
     names: list[str] = []
     why: str = ""
 
 
-class Recovery(Noun, frozen=True):
+class Recovery(Noun, frozen=True, kw_only=True):
     """What is known after a reset or a rollback: cause, what is lost, what is there, what to do next."""
 
     cause: str
@@ -98,12 +98,14 @@ class Recovery(Noun, frozen=True):
     names: dict[str, Label]
     """Names that are in memory no more, by what can be done about each."""
     not_restored: list[str]
+    may_have_happened: list[str] = []
+    """Requests that left before it was taken back."""
     steps: list[Step]
     text: str
     """All of it in a few lines, for people and models."""
 
 
-class Run(Noun, frozen=True):
+class Run(Noun, frozen=True, kw_only=True):
     """What one run did."""
 
     id: str
@@ -133,6 +135,12 @@ class Run(Noun, frozen=True):
     outside: list[str]
     """Files that changed since the run before, while nothing was running: by threads; and, of those that the run reads
     or replaces, by somebody on the host."""
+    egress: list[str] = []
+    """Requests that left through the session's egress (`GET http://host/path`, `CONNECT host:443`), then attempts that
+    were refused (`refused: …`)."""
+    may_have_happened: list[str] = []
+    """Requests that left and that nothing takes back: those of earlier attempts with the same key, and its own
+    if it was rolled back."""
     attempt: int
     replayed: bool
     """The answer of an earlier run with the same key; nothing was executed."""
@@ -174,7 +182,7 @@ class Run(Noun, frozen=True):
         return f"<Run {self.id} · {self.status}{' (replayed)' * self.replayed}{shown} · {self.duration_s:.3f} s>"
 
 
-class ShellResult(Noun, frozen=True):
+class ShellResult(Noun, frozen=True, kw_only=True):
     """What a command did."""
 
     id: str
@@ -191,6 +199,7 @@ class ShellResult(Noun, frozen=True):
     error: RunError | None
     strays: list[Stray]
     duration_s: float
+    egress: list[str] = []
 
 
 class Name(Noun, frozen=True):

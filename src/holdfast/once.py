@@ -12,11 +12,11 @@ import anyio
 import msgspec
 
 from holdfast.api import is_call
-from holdfast.books import Books
+from holdfast.books import MOST_TOLD, Books
 from holdfast.errors import EventsGone, KeyReused
 from holdfast.model import Run
 from holdfast.receipts import receipt
-from holdfast.records import Planned, Settled
+from holdfast.records import Planned, Settled, requests_sent
 from holdfast.requests import RunRequest
 from holdfast.store.rows import KeyRow, PutKey
 from holdfast.store.sqlite import Store
@@ -48,12 +48,22 @@ class Once:
                 del self._waiting[key], self._turns[key]
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Which one a run is, of those with its key."""
+
+    number: int = 1
+    may_have_happened: list[str] = []
+    """Requests that those before it sent, the latest: nobody can take them back."""
+
+
 class Earlier(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a key."""
 
     row: KeyRow
     settled: Settled | None
     result: bytes | None
+    sent: list[str] = []
+    """Requests of the run, and of attempts before it."""
 
 
 async def look_up(books: Books, key: str) -> Earlier | None:
@@ -61,20 +71,23 @@ async def look_up(books: Books, key: str) -> Earlier | None:
         row = store.key(books.session, key)
         if row is None:
             return None
-        settled = [record for record in store.records(row.run) if isinstance(record, Settled)]
-        return Earlier(row=row, settled=settled[-1] if settled else None, result=store.result(row.run))
+        records = store.records(row.run)
+        settled = [record for record in records if isinstance(record, Settled)]
+        sent = [*row.may_have_happened, *requests_sent(records)]
+        return Earlier(row=row, settled=settled[-1] if settled else None, result=store.result(row.run), sent=sent)
 
     return await books.read(read)
 
 
-async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None, int]:
+async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None, Attempt]:
     """The recorded run of a request's key, with the session's present CKPT; or None and which attempt this is."""
     if request.key is None or request.rehearse:
-        return None, 1
+        return None, Attempt()
     earlier = await look_up(books, request.key)
     if earlier is None:
-        return None, 1
-    recorded, attempt = answer(earlier, key=request.key, digest=request.digest(), retry=request.retry)
+        return None, Attempt()
+    recorded, number = answer(earlier, key=request.key, digest=request.digest(), retry=request.retry)
+    attempt = Attempt(number=number, may_have_happened=earlier.sent[-MOST_TOLD:])
     if recorded is None:
         return None, attempt
     receipts = await books.read(lambda store: store.receipt(earlier.row.run))
@@ -104,7 +117,7 @@ def answer(earlier: Earlier, *, key: str, digest: str, retry: bool) -> tuple[Run
     return decode(earlier.result), row.attempt
 
 
-def claim(planned: Planned) -> list[PutKey]:
+def claim(planned: Planned, attempt: Attempt) -> list[PutKey]:
     """What lets a key stand for a run from now on."""
     card = planned.card
     if card.key is None:
@@ -115,6 +128,7 @@ def claim(planned: Planned) -> list[PutKey]:
         run=planned.run,
         request_sha256=planned.request_sha256,
         attempt=card.attempt,
+        may_have_happened=tuple(attempt.may_have_happened),
     )
     return [PutKey(session=card.session, row=row)]
 

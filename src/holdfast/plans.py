@@ -5,6 +5,7 @@ beside the reading of what the guest says: no deadline waits for that. Its recor
 nothing lasts, and that is written after it.
 """
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -14,6 +15,7 @@ import anyio
 from holdfast import once, planning
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
+from holdfast.once import Attempt
 from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest
 from holdfast.sessions import LiveSession
@@ -24,10 +26,12 @@ from holdfast.verification import as_found, is_certain
 class Plan:
     """Guards the card of one run, and whether it is written down."""
 
-    def __init__(self, session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> None:
+    def __init__(self, session: LiveSession, request: RunRequest, *, run: str, attempt: Attempt) -> None:
         self.card: RunCard
         self.record: Planned
         self.is_noted = False
+        self.noted = asyncio.Event()
+        """The same, to wait for."""
         self.outside: list[str] = []
         """Files that were changed past us before the run."""
         self._session = session
@@ -56,7 +60,7 @@ class Plan:
 
     def _draft(self) -> RunCard:
         bound_names(self._request.code)  # read now, while the guest is at it, and remembered for the end
-        return card_of(self._session, self._request, run=self._run, attempt=self._attempt)
+        return card_of(self._session, self._request, run=self._run, attempt=self._attempt.number)
 
     async def _look(self, card: RunCard) -> None:
         with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
@@ -77,7 +81,8 @@ class Plan:
             request_sha256=self._request.digest(),
         )
         self.is_noted = True
-        writes: list[AnyWrite] = [*self._books.note(self.record), *once.claim(self.record)]
+        self.noted.set()
+        writes: list[AnyWrite] = [*self._books.note(self.record), *once.claim(self.record, self._attempt)]
         if at_once:
             self._books.journal.append_nowait(*writes)
         else:

@@ -1,11 +1,12 @@
 """The legal order of a run's records."""
 
-from holdfast.records import AnyRecord, Executed, Planned, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Executed, Planned, Saved, Sent, Settled, Verified
 
 NEXT: dict[type[AnyRecord] | None, tuple[type[AnyRecord], ...]] = {
     None: (Planned,),
-    Planned: (Saved, Executed, Settled),
-    Saved: (Saved, Executed, Settled),
+    Planned: (Saved, Sent, Executed, Settled),
+    Saved: (Saved, Sent, Executed, Settled),
+    Sent: (Saved, Sent, Executed, Settled),
     Executed: (Verified, Settled),
     Verified: (Settled,),
     Settled: (),

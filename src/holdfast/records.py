@@ -4,6 +4,7 @@ These are a format. They are stored for years and read by later versions of this
 default, and none may ever change its meaning.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -136,6 +137,13 @@ class Saved(Record, frozen=True, kw_only=True):
     step: str = ""
 
 
+class Sent(Record, frozen=True, kw_only=True):
+    """A request that is about to leave through the session's egress: nobody can take it back."""
+
+    request: str
+    """In a line: `GET http://host/path`, `CONNECT host:443`."""
+
+
 class Executed(Record, frozen=True, kw_only=True):
     """The code has ended, in whatever way."""
 
@@ -176,7 +184,12 @@ class Settled(Record, frozen=True, kw_only=True):
     receipt_sha256: str = ""
 
 
-AnyRecord = Planned | Saved | Executed | Verified | Settled
+AnyRecord = Planned | Saved | Sent | Executed | Verified | Settled
+
+
+def requests_sent(records: Iterable[AnyRecord]) -> list[str]:
+    """What left through the session's egress, or was just about to."""
+    return [record.request for record in records if isinstance(record, Sent)]
 
 
 # -- what happens to a session beside runs -----------------------------------------------------------------------

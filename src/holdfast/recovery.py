@@ -33,6 +33,8 @@ _ADVICE = {
     "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }
 
+_LOOK_OUTSIDE = Step(action="check", why="nothing takes them back: sent again they may happen twice")
+
 
 class Differences(msgspec.Struct, frozen=True, kw_only=True):
     """How a session differs from the state that a caller believes in."""
@@ -48,9 +50,17 @@ class Differences(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_rollback(
-    state: State, run: str, error: RunError, aftermath: Aftermath, *, undone: Sequence[str], saved: Sequence[str]
+    state: State,
+    run: str,
+    error: RunError,
+    aftermath: Aftermath,
+    *,
+    undone: Sequence[str],
+    saved: Sequence[str],
+    sent: list[str],
 ) -> Recovery:
-    """After a run that was rolled back, to this state; `undone` are the files that it had touched."""
+    """After a run that was rolled back, to this state; `undone` are the files that it had touched, `sent`
+    the requests that left."""
     kept = f"; saved on the way and kept: {_few(saved)}" if saved else ""
     advice = msgspec.structs.replace(_ADVICE.get(error.code, _ADVICE["exception"]), run=run)
     return _written(
@@ -63,6 +73,7 @@ def of_rollback(
         files=f"as committed at version {state.version}{kept}",
         discarded=[*(path for path in undone if path not in saved), *aftermath.discarded],
         not_restored=aftermath.not_restored,
+        may_have_happened=sent,
         first=[advice],
     )
 
@@ -75,6 +86,7 @@ def of_session(books: Books) -> Recovery:
         return _written(
             state, cause="nothing was lost", code="ok", at=time.time(), run=None, memory="kept",
             files=f"as committed at version {state.version}", discarded=[], not_restored=[], first=[],
+            may_have_happened=books.may_have_happened,
         )  # fmt: skip
     return _written(
         state,
@@ -86,6 +98,7 @@ def of_session(books: Books) -> Recovery:
         files=f"as committed at version {state.version}",
         discarded=[],
         not_restored=[],
+        may_have_happened=books.may_have_happened,
         first=[],
     )
 
@@ -188,11 +201,12 @@ def _written(
     files: str,
     discarded: list[str],
     not_restored: list[str],
+    may_have_happened: list[str],
     first: list[Step],
 ) -> Recovery:
     names = labels(state) if memory == "lost" else {}
     ckpt = str(state.ckpt())
-    steps = [*(reruns(state) if names else []), *first]
+    steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state) if names else []), *first]
     lines = [
         f"Cause: {cause}",
         f"When: {_clock(at)}" + (f", in {run}" if run else ""),
@@ -200,13 +214,14 @@ def _written(
         f"Files: {files}",
         *([f"Taken back: {_few(discarded)}"] if discarded else []),
         *([f"Not to be brought back: {_few(not_restored)}"] if not_restored else []),
+        *([f"May have happened: {_few(may_have_happened)}"] if may_have_happened else []),
         f"State now: {ckpt}",
         *(f"Next: {_in_words(step)}" for step in steps[:_NAMED]),
     ]
     return Recovery(
         cause=cause, code=code, at=at, run=run, memory=memory, ckpt=ckpt, version=state.version,
         generation=state.generation, files=files, discarded=discarded, names=names, not_restored=not_restored,
-        steps=steps, text="\n".join(lines),
+        may_have_happened=may_have_happened, steps=steps, text="\n".join(lines),
     )  # fmt: skip
 
 
@@ -224,6 +239,7 @@ def _in_words(step: Step) -> str:
         "restore": f"restore {step.ckpt}",
         "retry": f"run {step.run or 'it'} again",
         "change": "change the code",
+        "check": "look at what the requests did that left",
         "free_disk": "free disk space",
         "continue": f"go on from {step.ckpt}",
     }[step.action]

@@ -11,6 +11,7 @@ from holdfast.executions import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 from holdfast.requests import RunRequest
+from holdfast.settling import Blame
 
 _MESSAGE = 2_000
 _MOST_NAMES = 10_000
@@ -31,6 +32,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[Check] = []
     saved: list[str] = []
     outside: list[str] = []
+    egress: list[str] = []
+    may_have_happened: list[str] = []
 
 
 def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap) -> Run:
@@ -52,6 +55,8 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         findings=card.findings,
         saved=ending.saved,
         outside=ending.outside,
+        egress=ending.egress,
+        may_have_happened=ending.may_have_happened,
         attempt=card.attempt,
         replayed=False,
         generation=ending.generation,
@@ -129,3 +134,11 @@ def blocked_error(missing: list[Finding]) -> RunError:
         line=missing[0].line,
         hint=f"define {names} first, or run with preflight='warn'",
     )
+
+
+def blame_of(execution: Execution | None) -> Blame:
+    """An interrupt comes from outside, as a caller who leaves does: with the same key it may run again."""
+    if execution is None:
+        return "user"
+    stop = execution.outcome.stop
+    return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"

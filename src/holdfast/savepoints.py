@@ -6,10 +6,7 @@ when the run is rolled back; when it commits they are among its files anyway.
 
 import os
 import time
-from collections.abc import Awaitable, Callable
 from typing import BinaryIO
-
-import anyio
 
 from holdfast import paths
 from holdfast.books import Books
@@ -18,12 +15,11 @@ from holdfast.errors import FileUnknown, HoldfastError
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.saves import IsOver
+from holdfast.notes import Notes
 from holdfast.records import FileEntry, Saved
 from holdfast.resources.descent import open_file
 from holdfast.retention import wanted
 
-Recall = Callable[[], Awaitable[object]]
-"""Has the books go by what the journal has of the run (`plans.Plan.recall`)."""
 _MOST_FILES = 1_000
 _MOST_SAVES = 10_000
 
@@ -31,13 +27,13 @@ _MOST_SAVES = 10_000
 class Savepoints:
     """What one run has saved."""
 
-    def __init__(self, books: Books, computer: Computer, run: str, *, recall: Recall) -> None:
+    def __init__(self, books: Books, computer: Computer, notes: Notes, *, run: str) -> None:
         self.steps: list[str] = []
         self.paths: list[str] = []
         self._books = books
         self._computer = computer
         self._run = run
-        self._recall = recall
+        self._notes = notes
         self._refused = ""
         self._bytes = 0
 
@@ -55,21 +51,13 @@ class Savepoints:
             files = await self._books.in_thread(lambda: self._copy(saving.paths, is_over))
             crashpoint("save.copied")
             record = Saved(run=self._run, at=time.time(), files=files, step=saving.step[:200])
-            await self._write_down(record)
+            await self._notes.write(record)  # what was refused is not applied later
             crashpoint("save.journalled")
         except (HoldfastError, OSError, ValueError) as error:
             return str(error)
         self.steps.append(record.step or f"step {len(self.steps) + 1}")
         self.paths = list(dict.fromkeys([*self.paths, *(file.path for file in files)]))
         return ""
-
-    async def _write_down(self, record: Saved) -> None:
-        try:
-            await self._books.journal.append(*self._books.note(record))
-        except BaseException:  # what was refused is not applied later; who left while it was written has saved it
-            with anyio.CancelScope(shield=True):
-                await self._recall()
-            raise
 
     def _copy(self, names: list[str], is_over: IsOver) -> list[FileEntry]:
         """All of them, or nothing stays."""

@@ -16,6 +16,8 @@ from holdfast.api import SessionInfo
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.config import MIN_MEMORY_BYTES, Limits, read_settings, written_settings
+from holdfast.departures import NOBODY, past_proxy
+from holdfast.egress.allowed import AllowList
 from holdfast.environments import Environment, Report
 from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown, TooManySessions
 from holdfast.home import Home
@@ -34,6 +36,15 @@ _RESTARTED = "the host was restarted, and memory ended with it"
 _NEW_JOB = "each job begins with empty memory"
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    """What a kernel is started with, and cannot be given later: sessions of one kind may take each other's place."""
+
+    environment: Environment
+    limits: Limits
+    past_proxy: tuple[str, ...] | None
+    """See `wire.ForkSession`."""
+
+
 class Service:
     """An open home: its node, its environments, its sessions."""
 
@@ -44,7 +55,7 @@ class Service:
         self.key = key
         self._sessions: dict[str, LiveSession] = {}
         self._environments: dict[str, Environment] = {}
-        self._spares: dict[tuple[str, Limits], LiveSession] = {}
+        self._spares: dict[_Kind, LiveSession] = {}
         self._refilling: asyncio.Task[None] | None = None
         self._choosing = anyio.Lock()
         self._coming: Counter[str] = Counter()
@@ -56,6 +67,7 @@ class Service:
         self,
         *,
         limits: Limits,
+        allowed: AllowList = NOBODY,
         mode: Mode = "strict",
         env: str | Path | None = None,
         report: Report | None = None,
@@ -63,8 +75,9 @@ class Service:
         keep: bool = False,
         at_most: int | None = None,
     ) -> LiveSession:
-        """A session with an empty workspace and a warm kernel. `owner` is whose it is, among those who share this
-        service, and `at_most` how many of his there may be; `keep`: it outlives the service."""
+        """A session with an empty workspace and a warm kernel. `allowed` is whom it may reach. `owner` is whose it is,
+        among those who share this service, and `at_most` how many of his there may be; `keep`: it outlives the
+        service."""
         if limits.memory_bytes < MIN_MEMORY_BYTES:
             raise InvalidSetting(
                 f"memory of {limits.memory_bytes:,} bytes is too little for a kernel",
@@ -74,31 +87,34 @@ class Service:
         try:
             await self._refuse_if_too_many(owner, at_most)
             environment = await self._environment(env, report)
-            session = self._spares.pop((environment.prefix, limits), None) or await self._start_session(
-                environment, limits
-            )
+            kind = _Kind(environment, limits, past_proxy(allowed))
+            session = self._spares.pop(kind, None) or await self._start_session(kind)
             self._sessions[session.id] = session
         finally:
             self._coming[owner] -= 1
+        session.allow(allowed)
         session.mode = mode
         settings = {**written_settings(limits, mode, env), "owner": owner, "keep": keep}
         session.books.row = msgspec.structs.replace(session.books.row, settings=settings)
         session.books.register()
-        self._refill(environment, limits)
+        self._refill(kind)
         return session
 
-    async def resume_session(self, session_id: str, *, report: Report | None = None, keep: bool = False) -> LiveSession:
-        """A session that an earlier owner of this home left: its files as committed, its memory empty."""
+    async def resume_session(
+        self, session_id: str, *, allowed: AllowList = NOBODY, report: Report | None = None, keep: bool = False
+    ) -> LiveSession:
+        """A session that an earlier owner of this home left: its files as committed, its memory empty. Whom it may
+        reach is said anew by whoever resumes it."""
         self._refuse_if_dropping(session_id)
         if session_id in self._sessions or session_id in self._resuming:
             raise InvalidSetting(f"session {session_id} is open already", hint="use it where it is open")
         self._resuming.add(session_id)
         try:
-            return await self._resume(session_id, report, keep=keep)
+            return await self._resume(session_id, allowed, report, keep=keep)
         finally:
             self._resuming.discard(session_id)
 
-    async def _resume(self, session_id: str, report: Report | None, *, keep: bool) -> LiveSession:
+    async def _resume(self, session_id: str, allowed: AllowList, report: Report | None, *, keep: bool) -> LiveSession:
         row = await self.journal.read(lambda store: store.session(session_id))
         workspace = self.home.workspace(session_id)
         if row is None or not workspace.path.is_dir():  # deleted, and the journal does not have it yet
@@ -109,7 +125,8 @@ class Service:
         await books.load()
         books.refuse_if_halted()
         await settle_open(books)  # what could not be settled when the home was opened
-        session = await self._bring_up(books, environment, limits, cause=_RESTARTED)
+        session = await self._bring_up(books, _Kind(environment, limits, past_proxy(allowed)), cause=_RESTARTED)
+        session.allow(allowed)
         session.mode = mode
         self._sessions[session_id] = session
         if keep:
@@ -117,11 +134,11 @@ class Service:
             books.register()
         return session
 
-    async def _start_session(self, environment: Environment, limits: Limits) -> LiveSession:
+    async def _start_session(self, kind: "_Kind") -> LiveSession:
         session_id = secrets.token_hex(5)
         row = SessionRow(id=session_id, created_at=time.time(), generation=0, version=0, settings={})
         books = Books(self.journal, self.key, self.home.workspace(session_id), row=row)
-        return await self._bring_up(books, environment, limits)
+        return await self._bring_up(books, kind)
 
     async def shared_books(self) -> Books:
         """Of the one session that a shared directory has."""
@@ -138,14 +155,22 @@ class Service:
         return books
 
     async def bring_up_shared(
-        self, books: Books, *, limits: Limits, env: str | Path | None = None, report: Report | None = None
+        self,
+        books: Books,
+        *,
+        limits: Limits,
+        allowed: AllowList = NOBODY,
+        env: str | Path | None = None,
+        report: Report | None = None,
     ) -> LiveSession:
         """A kernel in a shared directory, with empty memory each time."""
         environment = await self._environment(env, report)
         books.row = msgspec.structs.replace(
             books.row, settings={**written_settings(limits, "strict", env), "owner": "", "keep": True}
         )
-        session = await self._bring_up(books, environment, limits, cause=_NEW_JOB if books.state.generation else "")
+        kind, cause = _Kind(environment, limits, past_proxy(allowed)), _NEW_JOB if books.state.generation else ""
+        session = await self._bring_up(books, kind, cause=cause)
+        session.allow(allowed)
         books.register()
         self._sessions[session.id] = session
         return session
@@ -154,13 +179,12 @@ class Service:
         """The Python that sessions would run."""
         return await self._environment(env, report)
 
-    async def _bring_up(
-        self, books: Books, environment: Environment, limits: Limits, *, cause: str = ""
-    ) -> LiveSession:
+    async def _bring_up(self, books: Books, kind: "_Kind", *, cause: str = "") -> LiveSession:
         ids = self.node.take_ids()
         computer = Computer(
-            self.node, environment, session=books.session, ids=ids, workspace=books.workspace, limits=limits
-        )
+            self.node, kind.environment, session=books.session, ids=ids, workspace=books.workspace, limits=kind.limits,
+            past_proxy=kind.past_proxy,
+        )  # fmt: skip
         session = LiveSession(books, computer)
         try:
             await anyio.to_thread.run_sync(lambda: books.workspace.prepare(owner=ids.file_owner))
@@ -171,19 +195,18 @@ class Service:
             raise
         return session
 
-    def _refill(self, environment: Environment, limits: Limits) -> None:
+    def _refill(self, kind: "_Kind") -> None:
         """Have the next session ready before it is asked for, started while the caller is busy with this one."""
         if self._refilling is None or self._refilling.done():
-            self._refilling = asyncio.create_task(self._start_spare(environment, limits))
+            self._refilling = asyncio.create_task(self._start_spare(kind))
 
-    async def _start_spare(self, environment: Environment, limits: Limits) -> None:
-        key = environment.prefix, limits
+    async def _start_spare(self, kind: "_Kind") -> None:
         await anyio.sleep(_SPARE_DELAY_S)
-        for other in [kept for kept in self._spares if kept != key]:
+        for other in [kept for kept in self._spares if kept != kind]:
             await self._spares.pop(other).close()
-        if key not in self._spares:
+        if kind not in self._spares:
             with suppress(HoldfastError, OSError):  # whoever asks for a session will be told
-                self._spares[key] = await self._start_session(environment, limits)
+                self._spares[kind] = await self._start_session(kind)
 
     async def end_session(self, session: LiveSession, *, keep: bool = False) -> None:
         """End a session; kept, its files and books stay, and it can be resumed."""

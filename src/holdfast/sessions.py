@@ -18,7 +18,16 @@ from holdfast import retention
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
-from holdfast.errors import DiskFull, HoldfastError, InternalFault, InvalidSetting, SessionClosed, as_told
+from holdfast.egress.allowed import AllowList
+from holdfast.errors import (
+    DiskFull,
+    EgressRefused,
+    HoldfastError,
+    InternalFault,
+    InvalidSetting,
+    SessionClosed,
+    as_told,
+)
 from holdfast.executions import Aftermath
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Stop
@@ -86,6 +95,15 @@ class LiveSession:
         await self.computer.renew()
         if self.generation == 0 or cause:
             self.raise_generation(cause)
+
+    def allow(self, allowed: AllowList) -> None:
+        """Whom it may reach from its next run on, and nobody else."""
+        if allowed.entries and self.computer.way.past_proxy is None:
+            raise EgressRefused(
+                f"session {self.id} is open, and was opened without egress",
+                hint="end it (keep=True keeps its files), and resume it with egress=",
+            )
+        self.computer.way.allowed = allowed
 
     def raise_generation(self, cause: str, *, run: str | None = None) -> None:
         if self.generation == 0:

@@ -9,7 +9,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -18,7 +18,7 @@ from holdfast.books import Books
 from holdfast.errors import DiskFailed, DiskFull
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
-from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified, requests_sent
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import publish
 from holdfast.resources.restoring import fill_stage, plan_restore
@@ -59,6 +59,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
     planned: Planned
     saved: list[Saved] = []
+    sent: list[str] = []
+    """Requests that left, or were just about to."""
     executed: Executed | None = None
     verified: Verified | None = None
 
@@ -67,24 +69,34 @@ def story(records: list[AnyRecord]) -> Story:
     return Story(
         planned=next(r for r in records if isinstance(r, Planned)),
         saved=[r for r in records if isinstance(r, Saved)],
+        sent=requests_sent(records),
         executed=next((r for r in records if isinstance(r, Executed)), None),
         verified=next((r for r in records if isinstance(r, Verified)), None),
     )
+
+
+class RolledBack(TypedDict, total=False):
+    """What is said of a run if it is rolled back."""
+
+    reason: str
+    blame: Blame
+    checks: Sequence[Check]
+    """What was found before that."""
+    refused: Sequence[str]
+    """What it tried to send in vain."""
+    answer: Answer
+    """What whoever comes with its key again gets."""
 
 
 async def settle(
     books: Books,
     run: str,
     *,
-    reason: str = INTERRUPTED,
-    blame: Blame = "system",
-    checks: Sequence[Check] = (),
-    answer: Answer | None = None,
     redo: bool = False,
     same_inode: frozenset[Parts] = frozenset(),
+    **back: Unpack[RolledBack],
 ) -> Settlement:
-    """End a run, by its records alone. `reason` and `blame` say why it is rolled back, if it is, and `checks` what was
-    found before that; `answer` is what whoever comes with its key again gets."""
+    """End a run, by its records alone."""
     told = story(books.open[run])
     if told.verified is not None:
         try:
@@ -92,8 +104,8 @@ async def settle(
         except DiskFull as error:
             raise _committed_later(run, error) from error
     else:
-        settlement = await _roll_back(books, told, reason=reason, blame=blame, checks=checks, answer=answer)
-    del books.open[run]
+        settlement = await _roll_back(books, told, **back)
+    books.count_sent(books.open.pop(run))
     books.tell(settlement.settled)
     return settlement
 
@@ -117,7 +129,7 @@ async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, 
         *_writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names),
     )
     books.adopt(sealed(after, receipt.sha256))
-    del books.open[verified.run]
+    books.count_sent(books.open.pop(verified.run))
     books.tell(settled)
     return Settlement(settled=settled, receipt=receipt)
 
@@ -204,9 +216,7 @@ def state_after(state: State, verified: Verified) -> State:
 # -- back --------------------------------------------------------------------------------------------------------
 
 
-async def _roll_back(
-    books: Books, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check], answer: Answer | None
-) -> Settlement:
+async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> Settlement:
     """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
     planned, before = told.planned, books.state
     saved, writes = before, list[AnyWrite]()
@@ -218,8 +228,9 @@ async def _roll_back(
         receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
-    receipt = seal(statement(_facts_rolled_back(saved, told, reason=reason, blame=blame, checks=checks)), books.key)
-    settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
+    facts, answer = _facts_rolled_back(saved, told, back), back.get("answer")
+    receipt = seal(statement(facts), books.key)
+    settled = _settled(planned, saved, receipt, status="rolled_back", reason=facts.reason, by=_blame(back))
     after = sealed(saved, receipt.sha256)
     kept = [change.path for change in changes]
     await books.journal.append(
@@ -344,12 +355,17 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
     )
 
 
-def _facts_rolled_back(state: State, told: Story, *, reason: str, blame: Blame, checks: Sequence[Check]) -> RunFacts:
+def _blame(back: RolledBack) -> Blame:
+    return back.get("blame", "system")
+
+
+def _facts_rolled_back(state: State, told: Story, back: RolledBack) -> RunFacts:
     facts = facts_of(told.planned, told.executed, state, state)
     steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
     return msgspec.structs.replace(
-        facts, status="rolled_back", reason=reason, blame=blame, checks=list(checks), saved=steps
-    )
+        facts, status="rolled_back", reason=back.get("reason", INTERRUPTED), blame=_blame(back),
+        checks=list(back.get("checks", ())), saved=steps, egress=[*told.sent, *back.get("refused", ())],
+    )  # fmt: skip
 
 
 def _facts_saved(before: State, after: State, told: Story, changes: list[Change]) -> RunFacts:

@@ -11,7 +11,7 @@ The caller may go away at any moment: from the end of the code on nothing is can
 
 import time
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, Unpack
 
 import anyio
 import msgspec
@@ -19,24 +19,28 @@ import msgspec
 from holdfast import checks, once, planning, recovery
 from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
+from holdfast.departures import Departures
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
 from holdfast.executions import Aftermath, Execution
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
+from holdfast.notes import Notes
 from holdfast.plans import Plan, card_of
 from holdfast.preflight import check_syntax
 from holdfast.receipts import receipt
-from holdfast.records import Change, Check, Executed, RunCard, Saved, Verified
+from holdfast.records import Change, Executed, RunCard, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
-from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
+from holdfast.results import (
+    Ending, blame_of, blocked_error, executed, in_data, names_after, result, verification_error,
+)  # fmt: skip
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
-from holdfast.settling import Answer, Blame, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.settling import RolledBack, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify
@@ -49,17 +53,17 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
     refuse_nonsense(request, session.limits)
     if request.key is None:
         async with session.turn() as computer:
-            return await _Transaction(session, computer, request, attempt=1).run(emit, ask)
+            return await _Transaction(session, computer, request, once.Attempt()).run(emit, ask)
     async with session.once.turn(request.key):
         recorded, attempt = await once.earlier_answer(session.books, request)
         if recorded is not None:
             return recorded
         async with session.turn() as computer:
-            if attempt > 1:  # one that had no end, because the disk was full, has one now: the turn began with that
+            if attempt.number > 1:  # one that had no end, because the disk was full, has one now: so began the turn
                 recorded, attempt = await once.earlier_answer(session.books, request)
                 if recorded is not None:
                     return recorded
-            return await _Transaction(session, computer, request, attempt=attempt).run(emit, ask)
+            return await _Transaction(session, computer, request, attempt).run(emit, ask)
 
 
 async def plan(session: LiveSession, request: RunRequest) -> RunCard:
@@ -73,7 +77,7 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
 class _Transaction:
     """One run under way."""
 
-    def __init__(self, session: LiveSession, computer: Computer, request: RunRequest, *, attempt: int) -> None:
+    def __init__(self, session: LiveSession, computer: Computer, request: RunRequest, attempt: once.Attempt) -> None:
         self.session = session
         self.books = session.books
         self.computer = computer
@@ -82,7 +86,9 @@ class _Transaction:
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
-        self.saves = Savepoints(self.books, computer, self.id, recall=self.plan.recall)
+        notes = Notes(self.books, recall=self.plan.recall)
+        self.saves = Savepoints(self.books, computer, notes, run=self.id)
+        self.departures = Departures(notes, self.id, planned=self.plan.noted.wait, before=attempt.may_have_happened)
         self.undone: list[str] = []
         """Files that a rollback took back."""
         self.done: Executed | None = None
@@ -131,8 +137,7 @@ class _Transaction:
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         self.is_back = False
-        turn = self.computer.next_turn()
-        code = self.request.code
+        turn, code = self.computer.next_turn(), self.request.code
         request = (
             wire.Shell(turn=turn, command=code)
             if self.request.kind == "command"
@@ -140,10 +145,11 @@ class _Transaction:
                 turn=turn, code=code, stdin=ask is not None, silent=self.request.silent, script=self.request.script
             )
         )
-        return await self.computer.execute(
+        execution = await self.computer.execute(
             self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
-            meanwhile=meanwhile, is_followed=self._is_tried,
+            meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,
         )  # fmt: skip
+        return self.departures.explained(execution)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class _Transaction:
 
     async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
         """What was declared is tried first, and that can end as badly as the code itself."""
-        probed, tried = await try_out(self.books, self.computer, self.request, execution)
+        probed, tried = await try_out(self.books, self.computer, self.request, execution, self.departures)
         self.given_up = tried.given_up
         if tried.error is not execution.error:
             return tried, Verdict(checks=probed)
@@ -246,6 +252,7 @@ class _Transaction:
             changes=in_data(verdict.changes),
             checks=verdict.checks,
             saved=self.saves.steps,
+            egress=self.departures.log,
         )
         verified = msgspec.structs.replace(verified, receipt=statement(facts))
         kept = Aftermath(
@@ -257,7 +264,8 @@ class _Transaction:
             Ending(
                 status=status, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
                 aftermath=kept, error=error, changes=verdict.changes, names=names, checks=verdict.checks,
-                saved=self.saves.paths, outside=self.plan.outside,
+                saved=self.saves.paths, outside=self.plan.outside, egress=self.departures.log,
+                may_have_happened=self.departures.before,
             ),
         )  # fmt: skip
         settlement = await self._write_down(done, verified, ended)
@@ -308,40 +316,41 @@ class _Transaction:
             self.books.journal.append_soon(*self.books.note(self.done))
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
-        state = self.books.state
+        state, may_have_happened = self.books.state, self.departures.may_have_happened
         ended = self._result(
             execution,
             Ending(
                 status="rolled_back", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
                 aftermath=aftermath, error=error, checks=verdict.checks, outside=self.plan.outside,
+                egress=self.departures.log, may_have_happened=may_have_happened,
             ),
         )  # fmt: skip
 
         def answer(state: State, saved: list[str]) -> bytes:
             nonlocal ended
-            told = recovery.of_rollback(state, self.id, error, aftermath, undone=self.undone, saved=saved)
+            told = recovery.of_rollback(
+                state, self.id, error, aftermath, undone=self.undone, saved=saved, sent=may_have_happened
+            )
             ended = msgspec.structs.replace(ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved)
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=in_short(error),
-            blame=_blame(execution),
-            checks=verdict.checks,
-            answer=answer,
-        )
+            reason=in_short(error), blame=blame_of(execution), checks=verdict.checks,
+            refused=self.departures.refused, answer=answer,
+        )  # fmt: skip
         if settlement.saved:
             self.session.published = True
         return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
 
-    async def _settle_back(self, *, reason: str, blame: Blame, checks: list[Check], answer: Answer) -> Settlement:
+    async def _settle_back(self, **how: Unpack[RolledBack]) -> Settlement:
         try:
-            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
+            return await settle(self.books, self.id, **how)
         except DiskFull:
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             await self.plan.recall()  # a cell that filled it at once left no room for its plan
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):
                 self.books.journal.append_soon(*self.books.note(self.done))
-            return await settle(self.books, self.id, reason=reason, blame=blame, checks=checks, answer=answer)
+            return await settle(self.books, self.id, **how)
 
     # -- rehearsal ---------------------------------------------------------------------------------------------
 
@@ -354,6 +363,7 @@ class _Transaction:
                 hint="run it for real, or run something small first so that a snapshot can be taken",
             )
         self.saves.refuse("a rehearsal keeps nothing")
+        self.departures.withheld = "this is a rehearsal, which sends nothing"
         protection.pinned = True
         try:
             execution = await self._execute(emit, None)
@@ -380,17 +390,9 @@ class _Transaction:
             Ending(
                 status="rehearsed", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
                 aftermath=aftermath, error=execution.error, changes=verdict.changes, names=names,
-                checks=verdict.checks, outside=self.plan.outside,
+                checks=verdict.checks, outside=self.plan.outside, egress=self.departures.log,
             ),
         )  # fmt: skip
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
-
-
-def _blame(execution: Execution | None) -> Blame:
-    """An interrupt comes from outside, as a caller who leaves does: with the same key it may run again."""
-    if execution is None:
-        return "user"
-    stop = execution.outcome.stop
-    return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"

@@ -15,6 +15,7 @@ import msgspec
 from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
+from holdfast.departures import Departures
 from holdfast.executions import Execution
 from holdfast.paths import to_bytes, to_text
 from holdfast.records import Change, Check, FileEntry, Input, RunCard
@@ -47,14 +48,14 @@ def is_declared(request: RunRequest) -> bool:
 
 
 async def try_out(
-    books: Books, computer: Computer, request: RunRequest, execution: Execution
+    books: Books, computer: Computer, request: RunRequest, execution: Execution, departures: Departures
 ) -> tuple[list[Check], Execution]:
     """What only the guest can try; and the run with that in it, which may have ended badly by it."""
     if not is_declared(request):
         return [], execution
     present = await _present(books, computer, request)
     probes = expectations.probes(request.outputs, present, asserts=request.asserts)
-    trial = await computer.probe(execution, probes, timeout_s=request.timeout_s)
+    trial = await computer.probe(execution, probes, timeout_s=request.timeout_s, departures=departures)
     if trial.outcome.finished is None or not trial.outcome.begun:
         assert trial.error is not None
         return checks.unanswered(probes, trial.error.message), execution.followed_by(trial)

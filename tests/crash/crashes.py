@@ -60,16 +60,17 @@ def _is_written(*points: str) -> bool:
 class Crashes:
     """One home, whose hosts are killed one after the other while they play a scenario."""
 
-    def __init__(self, home: Path, env: Path, name: str) -> None:
-        self.home, self.env, self.name = home, env, name
-        self.host = Host(home, env)
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home, name
+        self.host = Host(home)
         before = self.host.ask("create", scenario=name)
         self.played = self.host.ask("play", session=before.session, scenario=name, at="")
         self.taken_back = set(before.live) - set(self.played.live)
         self.states = SCENARIOS[name].states(before.files, self.played.files)
 
-    def survive(self, check: "Check", *, thorough: bool = False) -> None:
-        """Die at each moment; `check` looks at the session that was resumed."""
+    def survive(self, check: "Check", *, thorough: bool = False, near: str = "") -> None:
+        """Die at each moment; `check` looks at the session that was resumed. `near`: only where a point's name has
+        that."""
 
         def die(moment: Moment) -> None:
             before = self._crash(moment.at)
@@ -80,7 +81,8 @@ class Crashes:
                 moment = moment._replace(steps=int(after.version > before.version))
             check_books(self.home, check(self, after, moment))
 
-        self._at_each(moments(self.played.passed, thorough=thorough), die)
+        chosen = moments(self.played.passed, thorough=thorough)
+        self._at_each([moment for moment in chosen if near in moment.at], die)
 
     def survive_restarts(self, at: str, *, steps: int) -> None:
         """Die there, and then at each moment of the next host's start."""
@@ -89,7 +91,8 @@ class Crashes:
 
         def die(moment: Moment) -> None:
             before = self._crash(at)
-            Host(self.home, self.env, crash_at=moment.at).dies("resume", session=before.session)
+            host = Host(self.home, crash_at=moment.at)
+            host.dies("resume", session=before.session, scenario=self.name)
             go_on(self, self._recover(before, steps=steps), moment)
 
         self._at_each(moments(passed, thorough=False), die)
@@ -105,7 +108,7 @@ class Crashes:
                 error.add_note(f"killed at {moment.at}, after {moment.steps} steps, while it played {self.name!r}")
                 failures.append(error)
                 self.host.kill()
-                self.host = Host(self.home, self.env)
+                self.host = Host(self.home)
         code = self.host.end()
         if failures:
             raise ExceptionGroup(f"{len(failures)} crashes", failures)
@@ -121,8 +124,8 @@ class Crashes:
 
     def _recover(self, before: Told, *, steps: int | None) -> Told:
         """None: the first step was taken or not, and nothing between; what is found tells which."""
-        dead, self.host = self.host, Host(self.home, self.env)
-        after = self.host.ask("resume", session=before.session)
+        dead, self.host = self.host, Host(self.home)
+        after = self.host.ask("resume", session=before.session, scenario=self.name)
         wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
         if steps is None:
             steps = int(after.version > before.version)

@@ -1,6 +1,14 @@
-"""A host that dies where it is told: `host.py HOME ENV`. One JSON object a line: commands in, answers out."""
+"""Hosts that die where they are told: `host.py FD`.
+
+Each is forked from this process, which has imported everything and opened nothing: a host is started for each crash,
+and imports would be most of what it does. Through the socket comes who is wanted, a home and where to die, with his
+stdin, stdout and stderr; back goes his pid, and, when that is asked for, how he ended. A host reads commands and writes
+answers, one JSON object a line.
+"""
 
 import json
+import os
+import socket
 import sys
 from typing import Any
 
@@ -10,7 +18,7 @@ from holdfast import Session, client, faults  # noqa: F401 (all of it is importe
 
 passed: list[str] = []
 sessions: dict[str, Session] = {}
-home, env = sys.argv[1:3]
+home = ""
 
 
 def note_points() -> None:
@@ -27,15 +35,16 @@ def note_points() -> None:
 
 
 def create(scenario: str) -> dict[str, Any]:
-    session = Session(memory="256M", timeout=30, home=home, env=env, undo=SCENARIOS[scenario].undo)
+    chosen = SCENARIOS[scenario]
+    session = Session(memory="256M", timeout=30, home=home, undo=chosen.undo, egress=chosen.egress)
     sessions[session.id] = session
     assert session.run(BASE).status == "committed"
     SCENARIOS[scenario].prepare(session)
     return told(session)
 
 
-def resume(session: str) -> dict[str, Any]:
-    sessions[session] = Session(resume=session, home=home, env=env)
+def resume(session: str, scenario: str = "changes") -> dict[str, Any]:
+    sessions[session] = Session(resume=session, home=home, egress=SCENARIOS[scenario].egress)
     return told(sessions[session])
 
 
@@ -51,6 +60,8 @@ def play(session: str, scenario: str, at: str) -> dict[str, Any]:
         "run": done.id,
         "replayed": getattr(done, "replayed", False),
         "receipt": done.receipt.sha256,
+        "sent": done.receipt.facts().egress,
+        "may_have_happened": getattr(done, "may_have_happened", []),
     }
 
 
@@ -82,6 +93,7 @@ def told(session: Session) -> dict[str, Any]:
         "live": sorted(live.books.state.live()),
         "labels": recovery.names,
         "cause": recovery.cause,
+        "may_have_happened": recovery.may_have_happened,
         "stage": live.computer.stage,
         "pids": [now.kernel.pid, now.kernel.init_pid, session._session._transport._service.node._keeper.peer_pid],
         "passed": list(passed),
@@ -90,8 +102,36 @@ def told(session: Session) -> dict[str, Any]:
 
 COMMANDS = {each.__name__: each for each in (create, resume, play, go_on, close)}
 
+
+def wanted(line: socket.socket) -> bool:
+    """Fork hosts and tell how they ended, until nobody asks. True in each of those: it is a host from now on."""
+    global home
+    while True:
+        packet, fds, _, _ = socket.recv_fds(line, 4096, 3)
+        if not packet:
+            return False
+        match json.loads(packet):
+            case {"wait": pid}:
+                line.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            case {"home": home, "crash_at": at}:
+                if (pid := os.fork()) == 0:
+                    os.setsid()
+                    for number, fd in enumerate(fds):
+                        os.dup2(fd, number)
+                        os.close(fd)
+                    line.close()
+                    faults.arm(at)
+                    return True
+                for fd in fds:
+                    os.close(fd)
+                line.send(b"%d" % pid)
+
+
 if __name__ == "__main__":
     note_points()
-    for line in sys.stdin:
-        command = json.loads(line)
-        print(json.dumps(COMMANDS[command.pop("do")](**command)), flush=True)
+    with socket.socket(fileno=int(sys.argv[1])) as asked:
+        is_host = wanted(asked)
+    if is_host:
+        for command_line in sys.stdin:
+            command = json.loads(command_line)
+            print(json.dumps(COMMANDS[command.pop("do")](**command)), flush=True)

@@ -1,12 +1,16 @@
 """A process that owns a home, and may die of it."""
 
+import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +37,57 @@ class Told(msgspec.Struct, frozen=True):
     run: str = ""
     replayed: bool = False
     receipt: str = ""
+    sent: list[str] = []
+    """As the receipt has it."""
+    may_have_happened: list[str] = []
+
+
+class Nursery:
+    """The process that hosts are forked from. (This one has threads, which a fork would lose.)"""
+
+    def __init__(self) -> None:
+        self._line, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            command = [sys.executable, "-W", "error", PROGRAM, str(there.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[there.fileno()], start_new_session=True)
+        self._line.settimeout(60)
+
+    def fork(self, home: Path, fds: list[int], *, crash_at: str) -> int:
+        """A host's pid."""
+        socket.send_fds(self._line, [json.dumps({"home": str(home), "crash_at": crash_at}).encode()], fds)
+        return int(self._line.recv(16))
+
+    def wait(self, pid: int) -> int:
+        """How a host ended."""
+        self._line.send(json.dumps({"wait": pid}).encode())
+        return int(self._line.recv(16))
+
+    def end(self) -> None:
+        self._line.close()
+        self._process.wait(30)
+
+
+@cache
+def nursery() -> Nursery:
+    started = Nursery()
+    atexit.register(started.end)
+    return started
 
 
 class Host:
     """A process that owns a home."""
 
-    def __init__(self, home: Path, env: Path, *, crash_at: str = "") -> None:
+    def __init__(self, home: Path, *, crash_at: str = "") -> None:
         self.home = home
         self._errors = home.with_name("host.stderr")
+        commands, to_host = os.pipe()
+        from_host, answers = os.pipe()
         with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "error", PROGRAM, home, env],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-                env={**os.environ, "HOLDFAST_CRASH_AT": crash_at},
-            )  # fmt: skip
+            self._pid = nursery().fork(home, [commands, answers, errors.fileno()], crash_at=crash_at)
+        os.close(commands)
+        os.close(answers)
+        self._commands, self._answers = open(to_host, "wb"), open(from_host, "rb")  # noqa: SIM115 (`end` closes them)
+        self._code: int | None = None
         self.pids: set[int] = set()
 
     def ask(self, do: str, **arguments: object) -> Told:
@@ -63,7 +104,8 @@ class Host:
         assert self.end() == -signal.SIGKILL, self._errors.read_text()
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._code is None:
+            os.kill(self._pid, signal.SIGKILL)
         self.end()
 
     def close(self, session: str, *, keep: bool) -> list[str]:
@@ -73,20 +115,18 @@ class Host:
         return msgspec.json.decode(answer, type=dict[str, list[str]])["passed"]
 
     def end(self) -> int:
-        """Its exit code."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        code = self._process.wait(30)
-        self._process.stdout.close()
-        return code
+        """Its exit code, or minus the signal that it died of."""
+        if self._code is None:
+            with suppress(BrokenPipeError):  # a command that it did not live to read
+                self._commands.close()
+            self._code = nursery().wait(self._pid)
+            self._answers.close()
+        return self._code
 
     def _answer(self, do: str, arguments: dict[str, Any]) -> bytes:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline()
+        self._commands.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        self._commands.flush()
+        return self._answers.readline()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

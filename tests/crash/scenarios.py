@@ -3,12 +3,15 @@
 Contents are fixed, so that every playing passes the same points in the same order.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast import Session
 
 KEY = "monthly-report"
+UPSTREAM = "HOLDFAST_TEST_UPSTREAM"
+"""Names the address of a server that outlives hosts: see `conftest`."""
 
 BASE = """
 import os
@@ -71,6 +74,16 @@ counted = 4
 
 COUNTED_ONCE = b"executed\n"
 
+SENDS = """
+import urllib.request
+def send(path):
+    return urllib.request.urlopen(f"http://{open('upstream').read()}{path}", b"x").read()
+send("/first")
+open("sent.txt", "w").write("first\\n")
+send("/second")
+sent = 7
+"""
+
 
 class Scenario(NamedTuple):
     play: Callable[[Session], Any]
@@ -80,6 +93,12 @@ class Scenario(NamedTuple):
     """Files that are kept from each savepoint on."""
     undo: int = 0
     """What the session keeps to go back to."""
+    sends: bool = False
+    """It may reach the server that the tests run."""
+
+    @property
+    def egress(self) -> list[str]:
+        return [os.environ[UPSTREAM]] if self.sends else []
 
     def states(self, old: dict[str, str], new: dict[str, str]) -> list[dict[str, str]]:
         """The files that may be found after a crash, from step to step."""
@@ -87,6 +106,10 @@ class Scenario(NamedTuple):
         for paths in self.saves:
             found.append({**found[-1], **{path: new[path] for path in paths}})
         return [*found, new] if self.commits else found
+
+
+def name_upstream(session: Session) -> None:
+    session.write("upstream", os.environ[UPSTREAM])  # and not in the code: that is the same in every attempt
 
 
 SAVED = [["first.txt"], ["second.txt", "changed.txt"]]
@@ -107,4 +130,5 @@ SCENARIOS = {
     ),
     "a key": Scenario(lambda s: s.run(COUNTED, key=KEY)),
     "a key of a run that keeps no file": Scenario(lambda s: s.run("counted = 4", key=KEY)),
+    "a key of a run that sends": Scenario(lambda s: s.run(SENDS, key=KEY), prepare=name_upstream, sends=True),
 }

@@ -7,7 +7,8 @@ from pathlib import Path
 from tests.crash.hosts import Told
 
 from holdfast import ckpt, durable, manifest
-from holdfast.records import FileEntry, Settled
+from holdfast.receipts import receipt
+from holdfast.records import FileEntry, Settled, requests_sent
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
@@ -44,6 +45,7 @@ def check_books(home: Path, told: Told) -> None:
             assert [type(record) for record in records].count(Settled) == 1
             assert isinstance(records[-1], Settled)
             assert records[-1].receipt_sha256 in {row.sha256 for row in store.receipt(run)}
+            assert receipt(store.receipt(run)[-1].envelope).facts().egress == requests_sent(records)
         losses = [lost.generation for lost in store.losses(told.session)]
         assert losses == sorted(set(losses))
         report = check_in_home(store, told.session, home)

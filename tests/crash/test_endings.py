@@ -13,14 +13,14 @@ pytestmark = pytest.mark.timeout(300)
 GONE = "durable.rename.after"
 
 
-def test_a_session_that_is_being_deleted_is_whole_or_gone(home: Path, lean: Path) -> None:
-    host = Host(home, lean)
+def test_a_session_that_is_being_deleted_is_whole_or_gone(home: Path) -> None:
+    host = Host(home)
     passed = host.close(host.ask("create", scenario="changes").session, keep=False)
     assert {GONE, "remove.moved", "remove.emptied"} <= set(passed)
     for moment in moments(passed, thorough=True):
         before = host.ask("create", scenario="changes")
         host.dies("close", session=before.session, keep=False, at=moment.at)
-        host = Host(home, lean)
+        host = Host(home)
         if passed.index(moment.at.partition(":")[0]) < passed.index(GONE):
             after = host.ask("resume", session=before.session)
             assert after.files == before.files == on_disk(home, before.session), moment.at

@@ -11,5 +11,5 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "scenario", ["a write", "a write into new directories", "a removal", "a restore", "a restore with memory"]
 )
-def test_a_change_from_outside_is_done_or_not_done(home: Path, lean: Path, scenario: str) -> None:
-    Crashes(home, lean, scenario).survive(go_on)
+def test_a_change_from_outside_is_done_or_not_done(home: Path, scenario: str) -> None:
+    Crashes(home, scenario).survive(go_on)

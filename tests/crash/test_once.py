@@ -24,12 +24,12 @@ def ask_again(crashes: Crashes, after: Told, moment: Moment) -> Told:
     return second
 
 
-def test_a_run_with_a_key_is_executed_once_all_in_all(home: Path, lean: Path) -> None:
-    crashes = Crashes(home, lean, "a key")
+def test_a_run_with_a_key_is_executed_once_all_in_all(home: Path) -> None:
+    crashes = Crashes(home, "a key")
     assert crashes.played.files["count.txt"] == hashlib.sha256(COUNTED_ONCE).hexdigest()
 
     crashes.survive(ask_again)
 
 
-def test_a_run_with_a_key_that_writes_no_file_is_answered_once(home: Path, lean: Path) -> None:
-    Crashes(home, lean, "a key of a run that keeps no file").survive(ask_again)
+def test_a_run_with_a_key_that_writes_no_file_is_answered_once(home: Path) -> None:
+    Crashes(home, "a key of a run that keeps no file").survive(ask_again)

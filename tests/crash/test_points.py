@@ -44,8 +44,8 @@ def test_the_points_are_found_in_the_source() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_every_point_in_the_source_is_passed_by_a_scenario(home: Path, lean: Path) -> None:
-    host, passed = Host(home, lean), set()
+def test_every_point_in_the_source_is_passed_by_a_scenario(home: Path) -> None:
+    host, passed = Host(home), set()
     for name in SCENARIOS:
         session = host.ask("create", scenario=name).session
         passed |= set(host.ask("play", session=session, scenario=name, at="").passed)

@@ -12,7 +12,5 @@ pytestmark = pytest.mark.timeout(600)
     ("scenario", "at", "steps"),
     [("changes", "run.point_of_no_return", 1), ("savepoints, then death", "save.journalled:2", 2)],
 )
-def test_what_is_settled_at_the_start_may_be_cut_short(
-    home: Path, lean: Path, scenario: str, at: str, steps: int
-) -> None:
-    Crashes(home, lean, scenario).survive_restarts(at, steps=steps)
+def test_what_is_settled_at_the_start_may_be_cut_short(home: Path, scenario: str, at: str, steps: int) -> None:
+    Crashes(home, scenario).survive_restarts(at, steps=steps)

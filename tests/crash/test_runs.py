@@ -8,10 +8,10 @@ from tests.crash.crashes import Crashes, go_on
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_run_that_adds_changes_and_removes_files_is_done_or_not_done(home: Path, lean: Path) -> None:
-    Crashes(home, lean, "changes").survive(go_on, thorough=True)
+def test_a_run_that_adds_changes_and_removes_files_is_done_or_not_done(home: Path) -> None:
+    Crashes(home, "changes").survive(go_on, thorough=True)
 
 
 @pytest.mark.parametrize("scenario", ["many files", "memory alone", "a failure", "a database that stays open"])
-def test_a_run_is_done_or_not_done(home: Path, lean: Path, scenario: str) -> None:
-    Crashes(home, lean, scenario).survive(go_on)
+def test_a_run_is_done_or_not_done(home: Path, scenario: str) -> None:
+    Crashes(home, scenario).survive(go_on)

@@ -9,5 +9,5 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("scenario", ["savepoints, then death", "savepoints, then success"])
-def test_what_was_saved_is_kept(home: Path, lean: Path, scenario: str) -> None:
-    Crashes(home, lean, scenario).survive(go_on)
+def test_what_was_saved_is_kept(home: Path, scenario: str) -> None:
+    Crashes(home, scenario).survive(go_on)

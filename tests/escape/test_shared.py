@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from tests.crash.conftest import lean as lean
 from tests.escape.conftest import PRELUDE
 
 from holdfast import engine, jobs

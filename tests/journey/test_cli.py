@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lean import lean_home
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
 Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -21,11 +22,8 @@ DEMO_S = 180
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of its own with the shared environments: the test run itself may own the other one."""
-    home = tmp_path_factory.mktemp("cli") / "home"
-    home.mkdir()
-    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
-    return home
+    """A home of its own: the test run itself may own the other one."""
+    return lean_home(tmp_path_factory.mktemp("cli") / "home")
 
 
 @pytest.fixture
@@ -52,10 +50,13 @@ def test_code_comes_from_stdin(holdfast: Holdfast, arguments: list[str]) -> None
     assert (done.returncode, done.stdout) == (0, "21\n")
 
 
-def test_code_comes_from_a_file_and_images_go_to_a_directory(holdfast: Holdfast, tmp_path: Path) -> None:
+def test_code_comes_from_a_file_and_images_go_to_a_directory(
+    holdfast: Holdfast, guest_environment: Path, tmp_path: Path
+) -> None:
     (tmp_path / "plot.py").write_text("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
 
-    done = holdfast("exec", "--file", str(tmp_path / "plot.py"), "--save", str(tmp_path / "plots"))
+    where = ["--file", str(tmp_path / "plot.py"), "--save", str(tmp_path / "plots")]
+    done = holdfast("exec", "--env", str(guest_environment), *where)
 
     assert done.returncode == 0
     assert (tmp_path / "plots/display-1.png").read_bytes().startswith(b"\x89PNG")
@@ -120,12 +121,10 @@ def test_a_signal_ends_the_cell_in_order(home: Path, number: int, code: int) -> 
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
-        began = time.monotonic()
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=45)  # the cell would sleep for longer
 
     assert process.returncode == code
     assert "interrupted" in told
-    assert time.monotonic() - began < 15
     assert list((home / "sessions").iterdir()) == []
 
 
@@ -191,9 +190,11 @@ def test_the_doctor_and_the_refusal_tell_the_same_where_namespaces_are_used_up(h
 
 
 @pytest.mark.timeout(DEMO_S + 60)
-def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(holdfast: Holdfast, home: Path, tmp_path: Path) -> None:
+def test_the_demo_keeps_every_promise_and_leaves_nothing_behind(
+    holdfast: Holdfast, guest_environment: Path, home: Path, tmp_path: Path
+) -> None:
     began = time.monotonic()
-    done = holdfast("demo", "--save", str(tmp_path))
+    done = holdfast("demo", "--env", str(guest_environment), "--save", str(tmp_path))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every promise was kept" in done.stdout
@@ -245,8 +246,10 @@ def test_what_the_system_refuses_is_told_with_what_to_do_next(holdfast: Holdfast
 
 
 @pytest.mark.timeout(DEMO_S + 60)
-def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(holdfast: Holdfast) -> None:
-    done = holdfast("demo", "--json")
+def test_the_demo_as_json_is_the_table_of_promises_and_nothing_else(
+    holdfast: Holdfast, guest_environment: Path
+) -> None:
+    done = holdfast("demo", "--env", str(guest_environment), "--json")
 
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()

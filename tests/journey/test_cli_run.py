@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.conftest import lean as lean
+from tests.lean import lean_home
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
 Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,11 +41,8 @@ os.remove("old.txt")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of its own with the shared environments: the test run itself may own the other one."""
-    home = tmp_path_factory.mktemp("run") / "home"
-    home.mkdir()
-    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
-    return home
+    """A home of its own: the test run itself may own the other one."""
+    return lean_home(tmp_path_factory.mktemp("run") / "home")
 
 
 @pytest.fixture
@@ -60,12 +57,11 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def holdfast(home: Path, directory: Path, lean: Path) -> Holdfast:
+def holdfast(home: Path, directory: Path) -> Holdfast:
     def run(command: str, *arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> Any:
         environment = os.environ | {"HOLDFAST_HOME": str(home), "COLUMNS": "200"} | (env or {})
-        lightly = ["--env", str(lean)] if command == "run" else []
         return subprocess.run(
-            [*COMMAND, command, *lightly, *map(str, arguments)],
+            [*COMMAND, command, *map(str, arguments)],
             capture_output=True, text=True, env=environment, timeout=100, check=False, **{"cwd": directory, **more},
         )  # fmt: skip
 
@@ -249,7 +245,7 @@ concurrent.futures.ThreadPoolExecutor().submit(write, "pool.txt")
     assert {path.name for path in directory.glob("*.txt")} == {"atexit.txt", "thread.txt", "pool.txt", "old.txt"}
 
 
-def test_what_somebody_else_changes_meanwhile_is_not_overwritten(home: Path, directory: Path, lean: Path) -> None:
+def test_what_somebody_else_changes_meanwhile_is_not_overwritten(home: Path, directory: Path) -> None:
     job(
         directory,
         """
@@ -260,7 +256,7 @@ open("tides.csv", "w").write("the job's\\n")
 open("new.txt", "w").write("new\\n")
 """,
     )
-    with running(home, directory, lean) as process:
+    with running(home, directory) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (directory / "tides.csv").write_text("the user's\n")
@@ -272,9 +268,9 @@ open("new.txt", "w").write("new\\n")
     assert not (directory / "new.txt").exists()
 
 
-def running(home: Path, directory: Path, env: Path) -> "subprocess.Popen[str]":
+def running(home: Path, directory: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*COMMAND, "run", "job.py", "--env", env],
+        [*COMMAND, "run", "job.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory,
         env=os.environ | {"HOLDFAST_HOME": str(home)},
     )  # fmt: skip
@@ -327,11 +323,9 @@ def test_any_command_anywhere_finishes_what_a_killed_job_had_begun_to_publish(
     assert json.loads(holdfast("verify", "--json").stdout)["ok"]
 
 
-def test_a_job_that_lives_is_left_alone_by_other_commands(
-    holdfast: Holdfast, home: Path, directory: Path, lean: Path
-) -> None:
+def test_a_job_that_lives_is_left_alone_by_other_commands(holdfast: Holdfast, home: Path, directory: Path) -> None:
     job(directory, "import os, time\nopen('mine.txt', 'w').write('x')\nprint('here', flush=True)\ntime.sleep(4)")
-    with running(home, directory, lean) as process:
+    with running(home, directory) as process:
         assert process.stdout is not None
         process.stdout.readline()
         other = holdfast("ps")
@@ -406,7 +400,7 @@ def test_a_file_that_was_changed_since_is_named_by_verify_and_taken_in_by_the_ne
     assert done.stdout == "tampered\n\n"
 
 
-def test_on_a_terminal_a_line_shows_time_and_memory(home: Path, directory: Path, lean: Path) -> None:
+def test_on_a_terminal_a_line_shows_time_and_memory(home: Path, directory: Path) -> None:
     job(directory, "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('over')")
     screen, terminal = pty.openpty()
     seen: list[bytes] = []
@@ -414,7 +408,7 @@ def test_on_a_terminal_a_line_shows_time_and_memory(home: Path, directory: Path,
     reader.start()
 
     done = subprocess.run(
-        [*COMMAND, "run", "job.py", "--env", lean],
+        [*COMMAND, "run", "job.py"],
         stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, cwd=directory, timeout=100, check=False,
         env=os.environ | {"HOLDFAST_HOME": str(home)},
     )  # fmt: skip
@@ -453,9 +447,9 @@ def test_out_of_memory_is_137(holdfast: Holdfast, directory: Path) -> None:
     assert "rolled_back" in done.stderr
 
 
-def test_ctrl_c_rolls_back_and_is_130(home: Path, directory: Path, lean: Path) -> None:
+def test_ctrl_c_rolls_back_and_is_130(home: Path, directory: Path) -> None:
     job(directory, "open('half', 'w').write('x')\nprint('ready', flush=True)\nimport time; time.sleep(60)")
-    with running(home, directory, lean) as process:
+    with running(home, directory) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)

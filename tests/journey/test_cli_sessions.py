@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.lean import lean_home
 from typer.testing import CliRunner
 
 from holdfast import Session
@@ -36,10 +37,7 @@ KEEP_TWO = """if True:
 
 
 def new_home(directory: Path) -> Path:
-    home = directory / "home"
-    home.mkdir()
-    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
-    return home
+    return lean_home(directory / "home")
 
 
 def command_in(home: Path) -> Holdfast:

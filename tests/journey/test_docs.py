@@ -24,7 +24,7 @@ import pytest
 from holdfast.cli import homes
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/python.md", "docs/transactions.md")
+PAGES = ("README.md", "docs/python.md", "docs/transactions.md", "docs/egress.md")
 EXAMPLE = re.compile(r"<!-- runs -->\n```(python|sh)\n(.*?)^```\n(?:\n?```text\n(.*?)^```\n)?", re.S | re.M)
 
 

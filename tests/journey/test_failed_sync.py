@@ -83,13 +83,13 @@ with Session(resume=sys.argv[1]) as session:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, guest_environment: Path) -> dict[str, str]:
+def watched(tmp_path: Path, lean: Path) -> dict[str, str]:
     """A home of the test's own, and a disk that can be made to fail."""
     library = tmp_path / "syncs.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, SHIM, "-ldl"], check=True)
     home = tmp_path / "home"
     (home / "envs").mkdir(parents=True)
-    (home / "envs" / guest_environment.name).symlink_to(guest_environment)
+    (home / "envs" / lean.name).symlink_to(lean)
     return {"LD_PRELOAD": str(library), "SYNCS_FAIL": str(tmp_path / "fail"), "HOLDFAST_HOME": str(home)}
 
 

@@ -101,19 +101,19 @@ def verified(home: Path, session: str) -> Report:
         store.close()
 
 
-def test_code_that_fills_the_disk_fails_and_leaves_no_trace(home: Path, guest_environment: Path) -> None:
-    session, (_, filled, after) = own(home, guest_environment, f'{BASE}attempt(s.run, "{FILLED}")\n{REMEMBERS}')
+def test_code_that_fills_the_disk_fails_and_leaves_no_trace(home: Path, lean: Path) -> None:
+    session, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{FILLED}")\n{REMEMBERS}')
 
     assert filled == ["rolled_back", "[Errno 28] No space left on device", None, 1, 1, ["a.txt"]]
     assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
     assert verified(home, session).ok
 
 
-def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, guest_environment: Path) -> None:
+def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, lean: Path) -> None:
     code = (
         f"try:\\n  {FILLED.replace(chr(92) + 'n', chr(92) + 'n  ')}\\nexcept OSError as error: print(error)\\nkept = 8"
     )
-    session, (_, filled, after) = own(home, guest_environment, f'{BASE}attempt(s.run, "{code}")\n{REMEMBERS}')
+    session, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{code}")\n{REMEMBERS}')
 
     assert filled[:2] == ["disk_failed", "the disk is full (journal)"]
     assert filled[3:] == [1, 1, ["a.txt"]]
@@ -123,13 +123,13 @@ def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, g
 
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_code_that_leaves_no_room_for_a_directory_is_rolled_back(
-    tmp_path: Path, mount: Callable[..., Path], guest_environment: Path, earlier: int
+    tmp_path: Path, mount: Callable[..., Path], lean: Path, earlier: int
 ) -> None:
     """A fresh layer finds no room either, before what was written to the dead one is gone."""
     home = mount(tmp_path / "home", options="size=24m,nr_inodes=600")
     fills = 'attempt(s.run, "import os\\nfor n in range(1000): os.mkdir(str(n))")\n'
     code = f"{BASE * earlier}{fills}attempt(s.run, 'new = [8]; new')\n"
-    session, (*_, filled, after) = own(home, guest_environment, code)
+    session, (*_, filled, after) = own(home, lean, code)
 
     files = ["a.txt"] * earlier
     assert filled[0] == "rolled_back"
@@ -142,9 +142,9 @@ def test_code_that_leaves_no_room_for_a_directory_is_rolled_back(
     assert verified(home, session).ok
 
 
-def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, guest_environment: Path) -> None:
+def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, lean: Path) -> None:
     code = f"{BASE}attempt(s.write, 'big.bin', bytes(40 << 20))\nattempt(s.write, 'b.txt', 'b')\n{REMEMBERS}"
-    session, (_, refused, written, after) = own(home, guest_environment, code)
+    session, (_, refused, written, after) = own(home, lean, code)
 
     assert refused[0] == "disk_failed"
     assert refused[3:] == [1, 1, ["a.txt"]]
@@ -153,13 +153,13 @@ def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, guest_env
     assert verified(home, session).ok
 
 
-def test_a_savepoint_that_has_no_room_is_refused_to_the_code(home: Path, guest_environment: Path) -> None:
+def test_a_savepoint_that_has_no_room_is_refused_to_the_code(home: Path, lean: Path) -> None:
     cell = (
         "from holdfast.kit import SaveRefused, save\\nopen('half.bin', 'wb').write(bytes(range(256)) * (14 << 12))\\n"
         "try: save('half.bin')\\nexcept SaveRefused as error: refused = str(error)\\nos.remove('half.bin')\\nrefused"
     )
     code = f'{BASE}attempt(s.run, "import os\\n{cell}")\n{REMEMBERS}'
-    session, (_, refused, after) = own(home, guest_environment, code)
+    session, (_, refused, after) = own(home, lean, code)
 
     assert refused[:2] == ["committed", None]
     assert "the disk is full" in refused[2]
@@ -168,7 +168,7 @@ def test_a_savepoint_that_has_no_room_is_refused_to_the_code(home: Path, guest_e
 
 
 def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
-    home: Path, mount: Callable[..., Path], guest_environment: Path
+    home: Path, mount: Callable[..., Path], lean: Path
 ) -> None:
     mount(home / "sessions")
     attempts = (
@@ -177,7 +177,7 @@ def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
         "attempt(s.write, 'c.txt', 'c')\n"
         "attempt(s.restore, s.ckpt)\n"
     )
-    session, told = own(home, guest_environment, f"{BASE}fill()\n{attempts}free()\n{REMEMBERS}{attempts}")
+    session, told = own(home, lean, f"{BASE}fill()\n{attempts}free()\n{REMEMBERS}{attempts}")
 
     assert [each[:2] for each in told[1:5]] == [["disk_failed", "the disk is full (journal)"]] * 4
     assert {(each[3], each[4], *each[5]) for each in told[1:5]} == {(1, 1, "a.txt")}
@@ -192,12 +192,12 @@ def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
 
 
 def test_a_session_that_had_no_room_to_the_end_is_there_for_the_next_owner(
-    home: Path, mount: Callable[..., Path], guest_environment: Path
+    home: Path, mount: Callable[..., Path], lean: Path
 ) -> None:
     mount(home / "sessions")
-    session, _ = own(home, guest_environment, f"{BASE}fill()\nattempt(s.run, \"open('b.txt', 'w').write('b')\")\n")
+    session, _ = own(home, lean, f"{BASE}fill()\nattempt(s.run, \"open('b.txt', 'w').write('b')\")\n")
     (home / "filler").unlink()
-    _, (lost, after) = own(home, guest_environment, f"{REMEMBERS}{BASE}", resume=session)
+    _, (lost, after) = own(home, lean, f"{REMEMBERS}{BASE}", resume=session)
 
     assert lost[:2] == ["rolled_back", "name 'kept' is not defined"]
     assert after == ["committed", None, "1", 2, 2, ["a.txt"]]

@@ -25,6 +25,7 @@ with Session(memory="256M", home=home, env=env) as s:
     reached = s._session._transport
     kernel, keeper = reached._session.computer.now.kernel, reached._service.node._keeper
     pids = [kernel.pid, kernel.init_pid, keeper.peer_pid]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     print(json.dumps({"session": s.id, "pids": pids, "files": os.listdir(Path(home, "sessions"))}), flush=True)
     exec(code)
 """
@@ -48,14 +49,13 @@ class Owner:
         self.session: str = told["session"]
         self.pids: list[int] = told["pids"]
         self.files: list[str] = told["files"]
-        assert all(Path(f"/proc/{pid}").exists() for pid in self.pids) or code == ""
 
     def wait_started(self) -> None:
         wait_until(lambda: any((self.home / "sessions" / self.session).glob("stages/*/data/started")))
 
     def end(self) -> tuple[int, str, str]:
         try:
-            out, err = self.process.communicate(timeout=15)
+            out, err = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
@@ -92,8 +92,8 @@ def cgroups(home: Path) -> list[str]:
     return [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
 
 
-def test_a_script_that_ends_leaves_nothing(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, "print(s.run('6 * 7').text)")
+def test_a_script_that_ends_leaves_nothing(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, "print(s.run('6 * 7').text)")
     code, out, err = owner.end()
 
     assert (code, out, err) == (0, "42\n", "")
@@ -102,10 +102,8 @@ def test_a_script_that_ends_leaves_nothing(home: Path, guest_environment: Path) 
     assert cgroups(home) == []
 
 
-def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, guest_environment: Path) -> None:
-    owner = Owner(
-        home, guest_environment, "extra = Session(memory='128M', home=home, env=env); extra.run('1'); s.close()"
-    )
+def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, "extra = Session(memory='128M', home=home, env=env); extra.run('1'); s.close()")
     code, _, err = owner.end()
 
     assert (code, err) == (0, "")
@@ -113,8 +111,8 @@ def test_a_script_that_forgets_to_close_leaves_nothing(home: Path, guest_environ
     assert cgroups(home) == []
 
 
-def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)
     code, _, err = owner.end()
@@ -126,10 +124,10 @@ def test_ctrl_c_interrupts_the_cell_and_cleans_up(home: Path, guest_environment:
     assert cgroups(home) == []
 
 
-def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environment: Path) -> None:
+def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, lean: Path) -> None:
     owner = Owner(
         home,
-        guest_environment,
+        lean,
         f"s.run('kept = [7]')\ntry: {ENDLESS.replace('open', 'kept.append(8); open', 1)}\n"
         "except KeyboardInterrupt: print(s.run('kept').text, s.generation)",
     )
@@ -139,8 +137,8 @@ def test_ctrl_c_may_be_caught_and_the_session_goes_on(home: Path, guest_environm
     assert owner.end() == (0, "[7] 1\n", "")
 
 
-def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS[:-1] + ", on_stdout=print)")
+def test_ctrl_c_while_output_streams_interrupts_too(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS[:-1] + ", on_stdout=print)")
     owner.wait_started()
     owner.process.send_signal(signal.SIGINT)
     code, _, err = owner.end()
@@ -151,15 +149,15 @@ def test_ctrl_c_while_output_streams_interrupts_too(home: Path, guest_environmen
     assert cgroups(home) == []
 
 
-def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.kill()
     owner.end()
     wait_until(lambda: owner.processes() == [])
     assert owner.session in os.listdir(home / "sessions")
 
-    following = Owner(home, guest_environment, "input_is_not_needed = 1")
+    following = Owner(home, lean, "input_is_not_needed = 1")
     code, _, err = following.end()
 
     assert (code, err) == (0, "")
@@ -169,14 +167,28 @@ def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, guest_environ
     assert int((home / "epoch").read_text()) == 2
 
 
-def test_a_terminated_owner_leaves_no_process(home: Path, guest_environment: Path) -> None:
-    owner = Owner(home, guest_environment, ENDLESS)
+def test_an_idle_session_dies_with_an_owner_that_is_killed_also_if_nobody_opens_the_home_again(
+    home: Path, lean: Path
+) -> None:
+    owner = Owner(home, lean, "s.run('x = 1'); s.names(); print('idle', flush=True); input()")
+    assert owner.process.stdout is not None
+    assert owner.process.stdout.readline() == "idle\n"
+    owner.process.kill()
+    owner.end()
+
+    wait_until(lambda: owner.processes() == [])
+    assert [pid for path in cgroups(home) for pid in Path(path, "cgroup.procs").read_text().split()] == []
+    assert Owner(home, lean, "pass").end()[0] == 0
+
+
+def test_a_terminated_owner_leaves_no_process(home: Path, lean: Path) -> None:
+    owner = Owner(home, lean, ENDLESS)
     owner.wait_started()
     owner.process.terminate()
     owner.end()
 
     wait_until(lambda: owner.processes() == [])
-    assert Owner(home, guest_environment, "pass").end()[0] == 0
+    assert Owner(home, lean, "pass").end()[0] == 0
 
 
 def test_a_second_process_is_told_that_the_home_is_busy(session: Session) -> None:
@@ -201,10 +213,10 @@ def test_a_home_is_opened_with_one_memory_cap(session: Session) -> None:
     assert session.run("1").text == "1"
 
 
-def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Path, guest_environment: Path) -> None:
+def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Path, lean: Path) -> None:
     owner = Owner(
         home,
-        guest_environment,
+        lean,
         "import subprocess, time\npid = os.fork()\nif pid == 0:\n    os.close(1); os.close(2); time.sleep(1000)\n"
         "Path(home, 'forked').write_text(str(pid))",
     )
@@ -213,7 +225,7 @@ def test_a_child_forked_by_the_host_application_does_not_keep_the_home(home: Pat
     forked = int((home / "forked").read_text())
     try:
         assert is_alive(forked)
-        assert Owner(home, guest_environment, "pass").end()[0] == 0
+        assert Owner(home, lean, "pass").end()[0] == 0
     finally:
         os.kill(forked, signal.SIGKILL)
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
+from tests.lean import lean_home
 
 from holdfast.access import KeyRing
 from holdfast.home import acquire
@@ -634,9 +635,7 @@ def local_client(path: str) -> httpx2.Client:
 
 
 def test_on_demand_it_ends_by_itself(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
+    home = lean_home(tmp_path / "home")
     command = [sys.executable, "-m", "holdfast.cli.main", "serve", "--on-demand", "--idle", "1s", "--home", str(home)]
     with subprocess.Popen(command) as process:
         until(lambda: (home / "socket").exists())

@@ -24,9 +24,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, directory: Path, guest_environment: Path) -> Iterator[OpenJob]:
+def opened(tmp_path: Path, directory: Path, lean: Path) -> Iterator[OpenJob]:
     job = jobs.Job(
-        code="", script=Script(file="/mnt/data/job.py"), env=guest_environment,
+        code="", script=Script(file="/mnt/data/job.py"), env=lean,
         limits=Limits(memory_bytes=512 << 20, timeout_s=60),
     )  # fmt: skip
     opened = engine.wait(lambda: jobs.open_job(directory, job, settings=Settings(home=tmp_path / "home")))

@@ -17,6 +17,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from tests.lean import lean_envs
 
 import holdfast
 from holdfast import AsyncSession, Run, Session
@@ -895,7 +896,7 @@ def test_sessions_die_side_by_side_without_harm() -> None:
 
 
 def test_the_watchdog_protects_memory_as_well(tmp_path: Path) -> None:
-    (tmp_path / "envs").symlink_to(default_home() / "envs")
+    (tmp_path / "envs").symlink_to(lean_envs())
     code = dedent("""
         from holdfast import Session
         with Session(memory="512M", timeout=30, memory_cap="watchdog") as session:

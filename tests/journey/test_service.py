@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.conftest import lean as lean
 
 from holdfast.books import Books
 from holdfast.config import Limits, Settings

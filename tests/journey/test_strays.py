@@ -25,12 +25,12 @@ def watchdog_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["cgroup", "watchdog"])
-def session(request: pytest.FixtureRequest, watchdog_home: Path, guest_environment: Path) -> Iterator[Session]:
+def session(request: pytest.FixtureRequest, watchdog_home: Path, lean: Path) -> Iterator[Session]:
     """All of this holds with a real cgroup and with the watchdog."""
     if request.param == "cgroup":
         chosen = Session(memory="256M", timeout=30)
     else:
-        chosen = Session(memory="256M", timeout=30, home=watchdog_home, env=guest_environment, memory_cap="watchdog")
+        chosen = Session(memory="256M", timeout=30, home=watchdog_home, env=lean, memory_cap="watchdog")
     with chosen as session:
         yield session
 

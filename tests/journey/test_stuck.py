@@ -113,7 +113,7 @@ def test_a_session_whose_processes_all_hang_is_closed_and_its_ids_go_to_nobody(
 
 
 def test_a_home_in_which_something_hangs_is_not_opened(
-    tmp_path: Path, guest_environment: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sweep(_: object) -> None:
         raise contract.Unkillable([4711], [])
@@ -122,7 +122,7 @@ def test_a_home_in_which_something_hangs_is_not_opened(
         for kind in (v1.V1Tree, v2.V2Tree, scoped.ScopedTree):
             patched.setattr(kind, "sweep", sweep)
         with pytest.raises(ProcessStuck, match="4711"):
-            Session(home=tmp_path, env=guest_environment)
+            Session(home=tmp_path, env=lean)
 
-    with Session(memory="512M", home=tmp_path, env=guest_environment) as session:
+    with Session(memory="512M", home=tmp_path, env=lean) as session:
         assert session.run("1").text == "1", "and nobody holds it"

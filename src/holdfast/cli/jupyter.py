@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import Cpus, Disk, Env, Home, Json, Keep, Memory, Timeout, is_typed
+from holdfast.cli.options import Cpus, Disk, Egress, Env, Home, Json, Keep, Memory, Timeout, is_typed
 from holdfast.cli.telling import told
 
 app = typer.Typer(name="jupyter", no_args_is_help=True, help="A Jupyter kernel whose cells run in a sandbox.")
@@ -27,6 +27,7 @@ def install(
     timeout: Timeout = "366d",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    egress: Egress = None,
     env: Env = None,
     home: Home = None,
     upload: Annotated[
@@ -55,7 +56,7 @@ def install(
 
         options = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "upload": upload, "inert": inert, "keep": keep,
+            "egress": egress, "upload": upload, "inert": inert, "keep": keep,
         }  # fmt: skip
         where = spec.install(
             name=name,

@@ -14,6 +14,7 @@ from holdfast.cli.options import (
     CapBy,
     Cpus,
     Disk,
+    Egress,
     Env,
     Home,
     Json,
@@ -73,6 +74,7 @@ def execute(
     timeout: Timeout = "60s",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    egress: Egress = None,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -96,7 +98,7 @@ def execute(
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "memory_cap": memory_cap.value,
+            "memory_cap": memory_cap.value, "egress": egress or [],
         }  # fmt: skip
         raise typer.Exit(run_cell(Cell(code=source, settings=settings, save=save, as_json=as_json)))
 
@@ -131,6 +133,7 @@ def run(
     timeout: Timeout = "1h",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    egress: Egress = None,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -160,7 +163,7 @@ def run(
         asked = Asked(
             file=file, workspace=workspace, settings=settings, limits=limits, arguments=arguments or [], env=env,
             options={"inputs": inputs or [], "outputs": outputs or [], "key": key, "rehearse": rehearse},
-            force=force, as_json=as_json,
+            egress=egress or [], force=force, as_json=as_json,
         )  # fmt: skip
         raise typer.Exit(run_file(asked))
 
@@ -176,6 +179,7 @@ def repl(
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
     undo: Undo = 0,
+    egress: Egress = None,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -200,6 +204,7 @@ def repl(
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
             "undo": undo, "memory_cap": memory_cap.value, "mode": "strict" if strict else "notebook",
+            "egress": egress or [],
         }  # fmt: skip
         raise typer.Exit(repl(Asked(settings=settings, session=session, keep=keep, save=save, as_json=as_json)))
 
@@ -268,6 +273,7 @@ def mcp(
     timeout: Timeout = "60s",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    egress: Egress = None,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
@@ -295,7 +301,7 @@ def mcp(
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
             "memory_cap": memory_cap.value, "mode": "notebook", "resume": session,
-            "shared": memory_cap is MemoryCap.cgroup,
+            "shared": memory_cap is MemoryCap.cgroup, "egress": egress or [],
         }  # fmt: skip
         with rich_report() as report:
             raise typer.Exit(serve({**settings, "report": report}, keep=keep or session is not None, name=name))
@@ -327,6 +333,10 @@ def serve(
         str, typer.Option(help="How long an MCP client's session waits for it; then it is kept.", metavar="TIME")
     ] = "30m",
     sessions_per_key: Annotated[int, typer.Option(help="The most sessions of one API key.", min=1)] = 100,
+    egress: Annotated[
+        list[str] | None,
+        typer.Option(help="A host that clients may let sessions reach. Again for more.", metavar="HOST[:PORT]"),
+    ] = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
     as_json: Json = False,
@@ -343,6 +353,7 @@ def serve(
     with _told(home, as_json=as_json):
         from holdfast.cli.serve import run_server
         from holdfast.config import Settings, home_path, parse_seconds
+        from holdfast.egress.allowed import AllowList
         from holdfast.server.http.hub import HttpSettings
         from holdfast.server.serving import ServeSettings
 
@@ -353,7 +364,10 @@ def serve(
             allow_origins=tuple(allow_origin or ()), stop_grace_s=parse_seconds(grace, name="grace"),
             idle_s=parse_seconds(idle, name="idle") if on_demand else None,
             mcp_idle_s=parse_seconds(mcp_idle, name="mcp_idle"),
-            http=HttpSettings(grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key),
+            http=HttpSettings(
+                grace_s=grace_s, hold_grace_s=grace_s, sessions_per_key=sessions_per_key,
+                egress=AllowList.parse(egress or []),
+            ),
         )  # fmt: skip
         raise typer.Exit(run_server(settings, as_json=as_json, quiet=on_demand, insecure=insecure))
 

@@ -63,6 +63,10 @@ Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback
 Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
 Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)]
 Undo = Annotated[int, typer.Option(help="Versions that :restore brings memory back of.", min=0, max=16)]
+Egress = Annotated[
+    list[str] | None,
+    typer.Option("--egress", help="A host that the code may reach. Again for more.", metavar="HOST[:PORT]"),
+]
 Env = Annotated[
     str | None, typer.Option(help="Python for the code: a virtual environment or an interpreter.", metavar="PATH")
 ]
@@ -114,9 +118,10 @@ def typed(context: typer.Context, *, but: str) -> list[str]:
         if option.name is None or option.name == but or not is_typed(context, option.name):
             continue
         value = context.params[option.name]
-        words.append(option.opts[0])
-        if value is not True:
-            words.append(str(value.expanduser().absolute() if isinstance(value, Path) else value))
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            words.append(option.opts[0])
+            if each is not True:
+                words.append(str(each.expanduser().absolute() if isinstance(each, Path) else each))
     return words
 
 

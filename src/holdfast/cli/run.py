@@ -13,9 +13,10 @@ from holdfast import cards, ckpt, engine, jobs, scripts
 from holdfast.blocking import watched
 from holdfast.cli.interrupting import Stop, interrupting
 from holdfast.cli.progress import rich_report
-from holdfast.cli.screen import Screen
+from holdfast.cli.screen import Screen, in_short
 from holdfast.cli.status import Status
 from holdfast.config import Limits, Settings
+from holdfast.egress.allowed import AllowList
 from holdfast.errors import InvalidSetting
 from holdfast.jobs import Job, OpenJob
 from holdfast.model import Run
@@ -36,6 +37,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     arguments: list[str] = []
     options: RunOptions = {}
+    egress: list[str] = []
     env: str | None = None
     force: bool = False
     as_json: bool = False
@@ -45,7 +47,10 @@ def run_file(asked: Asked) -> int:
     """Run it and print what came of it; returns the exit code."""
     directory = _directory(asked.workspace)
     code, script = scripts.read(asked.file, workspace=directory, arguments=asked.arguments)
-    job = Job(code=code, script=script, options=asked.options, limits=asked.limits, env=asked.env, force=asked.force)
+    job = Job(
+        code=code, script=script, options=asked.options, limits=asked.limits, allowed=AllowList.parse(asked.egress),
+        env=asked.env, force=asked.force,
+    )  # fmt: skip
     opened = engine.wait(lambda: jobs.open_job(directory, job, settings=asked.settings))
     try:
         return _Face(opened, asked).run()
@@ -133,6 +138,9 @@ def _outcome(run: Run) -> Iterator[str]:
     if len(run.outputs) > _MOST_FILES:
         yield f"and {len(run.outputs) - _MOST_FILES:,} more files: --json has them"
     yield from (f"saved    {path}" for path in run.saved)
+    yield from in_short("egress", run.egress)
+    if run.recovery is None:  # which has it
+        yield from in_short("earlier", run.may_have_happened)
     yield from (f"note     {check.detail}" for check in run.checks if check.name == "outside" and check.ok)
     yield f"state    {run.ckpt}"
     if run.receipt is not None:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from holdfast.model import Display, Recovery, Run, RunError
 
 _EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted": 130}
 _BROKEN_PIPE = 141
+_MOST_LINES = 10
 _ERASE = "\r\x1b[2K"
 _SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"}
 
@@ -85,6 +86,9 @@ class Screen:
             self._err.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
         for stray in run.strays:
             self._err.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {stray.name}]")
+        refused = [line for line in run.egress if line.startswith("refused")]
+        for line in refused[:_MOST_LINES]:
+            self._err.line(f"[egress {line}]")
         if run.error is not None and not self.broken:
             self._explain(run.error, told=run.recovery if recovery else None)
 
@@ -120,6 +124,13 @@ class Screen:
                     self._err.line(f"[{what}: saved as {saved(directory, kind, raw)}]")
                 elif not quiet:
                     self._err.line(f"[{what}: keep it with --save DIR]")
+
+
+def in_short(label: str, lines: Sequence[str]) -> Iterator[str]:
+    """The first of them, each on a line of its own."""
+    yield from (f"{label:<8} {line}" for line in lines[:_MOST_LINES])
+    if len(lines) > _MOST_LINES:
+        yield f"{label:<8} and {len(lines) - _MOST_LINES:,} more: --json has them"
 
 
 def images(display: Display) -> dict[str, str | bytes]:

@@ -18,7 +18,7 @@ from holdfast.config import home_path
 from holdfast.errors import RunUnknown
 from holdfast.model import HistoryEntry
 from holdfast.receipts import Receipt, receipt
-from holdfast.records import Change, Executed, FileEntry, Lost, Planned, RunCard, Verified
+from holdfast.records import Change, Executed, FileEntry, Lost, Planned, RunCard, Verified, requests_sent
 from holdfast.store.sqlite import Store
 from holdfast.workfiles import history_entry
 
@@ -46,6 +46,8 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     """None while it is under way."""
     executed: Executed | None
     outputs: list[Change]
+    egress: list[str]
+    """Requests that left, and, once it is settled, those that were refused."""
     receipt: Receipt | None
 
 
@@ -78,12 +80,13 @@ def run_of(home: Path, session: str, typed: str) -> RunShown:
         run = resolve_run(store, session, typed)
         records = store.records(run)
         planned = next(record for record in records if isinstance(record, Planned))
-        receipts = store.receipt(run)
+        receipts = [receipt(row.envelope) for row in store.receipt(run)]
         return RunShown(
             card=cards.as_far(planned.card, records), code=planned.code, entry=history_entry(store, run),
             executed=next((record for record in records if isinstance(record, Executed)), None),
             outputs=[change for record in records if isinstance(record, Verified) for change in record.changes],
-            receipt=receipt(receipts[-1].envelope) if receipts else None,
+            egress=receipts[-1].facts().egress if receipts else requests_sent(records),
+            receipt=receipts[-1] if receipts else None,
         )  # fmt: skip
 
 
@@ -136,6 +139,7 @@ def _run_lines(found: RunShown) -> Iterator[str]:
     if entry and entry.reason:
         yield f"reason   {entry.reason}"
     yield from _several([f"{change.action:<8} {change.path} · {_what(change)}" for change in found.outputs])
+    yield from _several([f"egress   {line}" for line in found.egress])
     if found.receipt is not None:
         yield f"receipt  {found.receipt.number} · sha256 {found.receipt.sha256}"
     yield f"code\n{found.code}"

@@ -15,6 +15,7 @@ NO_DEADLINE = "366d"
 _VARIABLES = "HOLDFAST_JUPYTER_"
 _OPTIONS = ("memory", "timeout", "cpus", "disk", "env", "home")
 _SWITCHES = ("keep", "inert")
+_LISTS = ("upload", "egress")
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,20 +33,22 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 def chosen(argv: list[str], variables: Mapping[str, str] = os.environ) -> tuple[Chosen, list[str]]:
     """Ours, and the rest of the arguments, which are Jupyter's."""
-    given = {name: variables.get(f"{_VARIABLES}{name.upper()}") for name in (*_OPTIONS, *_SWITCHES, "upload")}
+    given = {name: variables.get(f"{_VARIABLES}{name.upper()}") for name in (*_OPTIONS, *_SWITCHES, *_LISTS)}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in _OPTIONS:
         parser.add_argument(f"--{name}", default=given[name])
     for name in _SWITCHES:
         parser.add_argument(f"--{name}", action="store_true", default=given[name] == "1")
-    parser.add_argument("--upload", action="append")
+    for name in _LISTS:
+        parser.add_argument(f"--{name}", action="append")
     ours, theirs = parser.parse_known_args(argv)
     options = {name: value for name in _OPTIONS if (value := getattr(ours, name)) is not None}
+    lists = {name: getattr(ours, name) or (given[name] or "").split() for name in _LISTS}
     if "cpus" in options:
         options["cpus"] = float(options["cpus"])
     return Chosen(
-        options={"timeout": NO_DEADLINE, "mode": "notebook", **options},
-        upload=ours.upload or (given["upload"] or "").split(),
+        options={"timeout": NO_DEADLINE, "mode": "notebook", "egress": lists["egress"], **options},
+        upload=lists["upload"],
         keep=ours.keep,
         inert=ours.inert,
     ), theirs

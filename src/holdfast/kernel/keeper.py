@@ -4,7 +4,7 @@ It exists for one property: however the host dies, the keeper sees it and exits,
 process of the namespace and, with them, every mount. Nothing can be left running.
 
 On request it starts zygotes and gives live sessions another stage; it reaps, and does nothing else. Started by
-`nodes.local` as `python -c … <control fd> <host pidfd>`.
+`nodes.local` as `python -c … <control fd> <host pidfd> <fd of the sessions' freezers, or -1>`.
 """
 
 import os
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 
 import msgspec
 
@@ -29,18 +30,18 @@ _ZYGOTE = f"import sys; sys.path.append({mounts.PACKAGE_ROOT!r}); from holdfast.
 
 def main() -> None:
     """Make the outer namespaces, then keep them from a child that is their pid 1."""
-    control, host = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    control, host, freezers = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
     try:
         namespaces.enter_outer(as_root=os.geteuid() == 0)
     except OSError as error:
         framing.send_with_fds(control, wire.Refused(reason=str(error)), [])
         sys.exit(1)
     if os.fork() == 0:
-        _keep(control, host)
+        _keep(control, host, freezers)
     os._exit(0)
 
 
-def _keep(control: socket.socket, host: int) -> None:
+def _keep(control: socket.socket, host: int, freezers: int) -> None:
     # In a group of its own: Ctrl-C in a terminal is the host's to handle, which then ends us in order.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -52,10 +53,21 @@ def _keep(control: socket.socket, host: int) -> None:
     while True:
         ready = {fd for fd, _ in poll.poll(1000)}
         _reap(control)
-        if host in ready:
-            os._exit(0)
-        if control.fileno() in ready:
-            _answer(control)
+        if host in ready or (control.fileno() in ready and not _answer(control)):
+            _end(freezers)
+
+
+def _end(freezers: int) -> None:
+    """Our end is everybody's. On cgroup v1 a frozen process dies only when it is thawed, and nobody may open this home
+    again: we thaw what is left. It is killed first, and so runs nothing of its own any more."""
+    if freezers >= 0:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        for name in os.listdir(freezers):
+            with suppress(OSError):  # no session's, or removed meanwhile
+                state = os.open(f"{name}/freezer.state", os.O_WRONLY, dir_fd=freezers)
+                os.write(state, b"THAWED")
+    os._exit(0)
 
 
 def _reap(control: socket.socket) -> None:
@@ -69,10 +81,11 @@ def _reap(control: socket.socket) -> None:
         pass
 
 
-def _answer(control: socket.socket) -> None:
+def _answer(control: socket.socket) -> bool:
+    """False: the host has hung up."""
     body, fds = framing.receive_with_fds(control)
     if not body:
-        os._exit(0)
+        return False
     request = _decoder.decode(body)
     pid = os.fork()
     if pid == 0:
@@ -83,6 +96,7 @@ def _answer(control: socket.socket) -> None:
         _stagers.add(pid)
     else:
         framing.send_with_fds(control, wire.Forked(pid=pid), [])
+    return True
 
 
 def _carry_out(control: socket.socket, request: wire.StartZygote | wire.Stage, fds: list[int]) -> None:

@@ -3,7 +3,7 @@
 Three conversations:
 
     host ⇄ keeper     `StartZygote` → `Forked` | `Refused`; `Stage` → `Staged` | `Refused`
-    host ⇄ zygote     `ForkSession` → `Forked` | `Refused`
+    host ⇄ zygote     `ForkSession` → `Forked` | `Refused`; with a way out, the listener travels with `Forked`
     host ⇄ kernel     the requests below → any number of events, then one reply
 """
 
@@ -16,6 +16,9 @@ MEMORY_SIGNAL = signal.SIGXCPU
 """From the host to a kernel that nears its cap: raise MemoryError. (Nobody limits CPU seconds in here.)"""
 LOCATION_SIGNAL = signal.SIGPWR
 """From the host to a kernel that is about to be killed: write down where you are (in the trace pipe)."""
+
+EGRESS_ADDRESS = ("127.0.0.1", 3128)
+"""Where guests that may reach something find the host's proxy. Nothing else is in their network."""
 
 
 class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,6 +102,9 @@ class ForkSession(Message, frozen=True):
     processes: int | None
     """RLIMIT_NPROC; None where a cgroup counts them."""
     shared: Shared | None = None
+    past_proxy: tuple[str, ...] | None = None
+    """Listen at `EGRESS_ADDRESS` in the session's network, and hand that to the host, whose proxy answers there: to
+    all but these names, which are the guest's own. None: there is no way out."""
 
 
 class Forked(Message, frozen=True):

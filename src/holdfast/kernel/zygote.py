@@ -4,7 +4,10 @@ It never runs user code. It is single threaded towards us, synchronous, and hold
 memory is in every guest's memory. Runs inside the guests' root, in the guests' environment; started by the keeper.
 
     host ── ForkSession + fds ──▶ zygote ─ fork ─▶ pid 1 ─ fork ─▶ kernel
-                                     ◀─ "map me" ──┘
+         ◀── Forked + listener ──    ◀─ "map me" + listener ──┘
+
+The listener, of sessions that may reach something, is made in their network and then open in the host alone: of the way
+out nothing is inside.
 """
 
 import faulthandler
@@ -62,10 +65,12 @@ def main() -> None:
         body, fds = framing.receive_with_fds(control)
         if not body:
             os._exit(0)
-        reply = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
-        for fd in fds:
-            os.close(fd)
-        framing.send_with_fds(control, reply, [])
+        reply, listeners = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
+        try:
+            framing.send_with_fds(control, reply, listeners)
+        finally:
+            for fd in (*fds, *listeners):
+                os.close(fd)
 
 
 def _warm_up() -> GuestShell:
@@ -93,7 +98,8 @@ def _import(name: str) -> bool:
 
 def _fork_session(
     request: wire.ForkSession, fds: list[int], shell: GuestShell, program: bytes, own_pid_namespace: int
-) -> wire.Supervision:
+) -> tuple[wire.Supervision, list[int]]:
+    """What came of it, and the descriptors that go with that."""
     here, there = socket.socketpair()
     # unshare(CLONE_NEWPID) works once per process, unless one goes back by setns afterwards.
     linux.unshare(linux.CLONE_NEWPID)
@@ -106,16 +112,18 @@ def _fork_session(
         linux.setns(own_pid_namespace, linux.CLONE_NEWPID)
     there.close()
     with here:
-        complaint = here.recv(4096)
+        complaint, listeners, _, _ = socket.recv_fds(here, 4096, 1)
         if complaint != b"map me":
-            return wire.Refused(reason=complaint.decode(errors="replace") or "pid 1 died while it was set up")
+            return wire.Refused(reason=complaint.decode(errors="replace") or "pid 1 died while it was set up"), []
         try:
             namespaces.map_guest_ids(pid, kernel_id=request.kernel_id, init_id=request.init_id)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
-            return wire.Refused(reason=f"mapping the guest's ids: {error}")
+            for fd in listeners:
+                os.close(fd)
+            return wire.Refused(reason=f"mapping the guest's ids: {error}"), []
         here.send(b"mapped")
-    return wire.Forked(pid=pid)
+    return wire.Forked(pid=pid), listeners
 
 
 def _become_session(
@@ -125,8 +133,10 @@ def _become_session(
     control, reports, wake, trace, stdout, stderr, *cgroup_fds = fds
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def map_ids() -> None:
-        zygote.send(b"map me")
+    def map_ids(listener: socket.socket | None) -> None:
+        socket.send_fds(zygote, [b"map me"], [listener.fileno()] if listener else [])
+        if listener is not None:
+            listener.close()
         if zygote.recv(16) != b"mapped":
             os._exit(1)
 
@@ -159,6 +169,8 @@ def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+    if request.past_proxy is not None:
+        os.environ.update(_by_way_of_proxy(request.past_proxy))
     gc.enable()
     # A crash, and a kill that is announced, leave a trace of the line that was running.
     faulthandler.enable(trace, all_threads=False)
@@ -166,3 +178,11 @@ def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int
     snapshots = Snapshots(socket.socket(fileno=wake), trace)
     Guest(socket.socket(fileno=control), shell, snapshots, memory_bytes=request.memory_bytes).serve()
     os._exit(0)
+
+
+def _by_way_of_proxy(past: tuple[str, ...]) -> dict[str, str]:
+    """What requests, httpx, urllib, curl, git and pip go by: some read the one spelling, some the other."""
+    host, port = wire.EGRESS_ADDRESS
+    proxy = f"http://{host}:{port}"
+    lower = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": ",".join(past)}
+    return {**lower, **{name.upper(): value for name, value in lower.items()}}

@@ -5,7 +5,7 @@ are claimed machine-wide by files in a directory, so that two homes never share 
 says that nobody allocates (above its container range).
 """
 
-import os
+import fcntl
 from pathlib import Path
 
 from holdfast.errors import SandboxUnavailable
@@ -38,20 +38,23 @@ class IdBlock:
 def claim_block(home: Path, registry: Path = REGISTRY) -> IdBlock:
     """This home's block: the one it has, or the first that no existing home claims."""
     registry.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # One at a time: of two that find the claim of a home that is gone, the second would take the first one's.
+    with open(registry / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return IdBlock(FIRST + _claim(str(home), registry) * BLOCK)
+
+
+def _claim(home: str, registry: Path) -> int:
+    """The number of the home's block."""
     claims = {int(path.name): path.read_text() for path in registry.iterdir() if path.name.isdigit()}
-    mine = next((number for number, owner in claims.items() if owner == str(home)), None)
+    mine = next((number for number, owner in claims.items() if owner == home), None)
     if mine is not None:
-        return IdBlock(FIRST + mine * BLOCK)
+        return mine
     for number in range(BLOCKS):
-        if number in claims and not Path(claims[number]).exists():
-            (registry / str(number)).unlink(missing_ok=True)
-        try:
-            fd = os.open(registry / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            continue
-        with os.fdopen(fd, "w") as claim:
-            claim.write(str(home))
-        return IdBlock(FIRST + number * BLOCK)
+        owner = claims.get(number, "")  # empty too if its claimant was killed before he wrote his name
+        if not owner or not Path(owner).exists():
+            (registry / str(number)).write_text(home)
+            return number
     raise SandboxUnavailable(
         "no block of user ids is left", hint=f"remove the claims of homes that are gone from {registry}"
     )

@@ -7,8 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -17,15 +15,15 @@ import msgspec
 
 from holdfast.config import Limits
 from holdfast.environments import Environment
-from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
+from holdfast.errors import KernelStartFailed, SandboxUnavailable
 from holdfast.home import Home
-from holdfast.kernel import framing, wire
+from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
+from holdfast.nodes.lines import Line, LineBroken
 from holdfast.sandbox import cgroups, namespaces
 from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.sandbox.mounts import SHARED
-from holdfast.sandbox.overlay import OverlayUnavailable
 from holdfast.strays import discard
 
 _START_TIMEOUT_S = 300.0
@@ -33,8 +31,6 @@ _START_TIMEOUT_S = 300.0
 _FORK_TIMEOUT_S = 30.0
 _PACKAGE = Path(__file__).parents[1]
 _KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
-
-_decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
 
 
 class Ids(msgspec.Struct, frozen=True):
@@ -51,11 +47,17 @@ class Incarnation(msgspec.Struct, frozen=True):
 
     kernel: Kernel
     cgroup: cgroups.Cgroup
+    listener: socket.socket | None = None
+    """In its network, where it finds our proxy; None: it has no way out."""
 
     async def end(self, *, patience_s: float = DEATH_S) -> None:
         """Kill all of it and leave nothing behind. Raises ProcessStuck."""
         self.kernel.close()
-        await discard(self.cgroup, patience_s=patience_s)
+        try:
+            await discard(self.cgroup, patience_s=patience_s)
+        finally:  # when nobody is left who could listen in our place
+            if self.listener is not None:
+                self.listener.close()
 
 
 class LocalNode:
@@ -76,7 +78,7 @@ class LocalNode:
         _raise_open_files_limit()
         if os.geteuid() == 0:
             self._block = claim_block(self._home.path)
-        self._keeper = await _start_keeper(self._home.logs)
+        self._keeper = await _start_keeper(self._home.logs, freezers=self.tree.freezers)
         try:
             await anyio.to_thread.run_sync(self.tree.adopt, self._keeper.peer_pid)
         except BaseException as error:
@@ -109,8 +111,10 @@ class LocalNode:
         ids: Ids,
         limits: Limits,
         shared: Path | None = None,
+        past_proxy: tuple[str, ...] | None = None,
     ) -> Incarnation:
-        """A new, confined kernel for a session whose directories, and those of the stage, exist."""
+        """A new, confined kernel for a session whose directories, and those of the stage, exist. With `past_proxy` it
+        has a listener for our proxy: see `wire.ForkSession`."""
         name = f"{session}-{secrets.token_hex(3)}"
         cgroup = self.tree.create(
             name,
@@ -126,16 +130,16 @@ class LocalNode:
             shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes + limits.undo if self.tree.kind == "watchdog" else None,
-            shared=self._shared(shared, SHARED, guest=ids.file_owner),
+            shared=self._shared(shared, SHARED, guest=ids.file_owner), past_proxy=past_proxy,
         )  # fmt: skip
         try:
-            kernel = await self._fork_kernel(environment, request, cgroup)
+            kernel, listener = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
-        return Incarnation(kernel, cgroup)
+        return Incarnation(kernel, cgroup, listener)
 
     async def stage(
         self, kernel: Kernel, directory: Path, stage: str, *, shared: Path | None = None, guest: int | None = None
@@ -165,34 +169,52 @@ class LocalNode:
         if self._keeper is not None:
             await anyio.to_thread.run_sync(_wait_gone, self._keeper.peer_pid)
 
-    async def _fork_kernel(self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup) -> Kernel:
+    async def _fork_kernel(
+        self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
+    ) -> tuple[Kernel, socket.socket | None]:
         kernel, guest_fds = _make_kernel()
         guest_fds += cgroup.join_fds()
+        listeners: list[socket.socket] = []
         try:
-            zygote = await self._zygote(environment)
-            try:
-                await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
-            except LineBroken:
-                # The zygote died: running sessions go on without it, and new ones come from its successor.
-                zygote = await self._zygote(environment)
-                await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+            listeners += await self._ask_zygote(environment, request, guest_fds)
+            if len(listeners) != (request.past_proxy is not None):
+                raise LineBroken(f"{len(listeners)} listeners came with it")
             with anyio.fail_after(_FORK_TIMEOUT_S):
                 await kernel.wait_ready()
-        except (OSError, LineBroken, TimeoutError) as error:
+        except BaseException as error:
             kernel.close()
+            for listener in listeners:
+                listener.close()
+            if not isinstance(error, (OSError, LineBroken, TimeoutError)):
+                raise
             raise KernelStartFailed(
                 f"no kernel came up: {error or type(error).__name__}",
                 hint=f"see {self._log_of(environment)}, and run `holdfast doctor`",
             ) from error
-        except BaseException:
-            kernel.close()
-            raise
         finally:
             for fd in guest_fds:
                 os.close(fd)
-        return kernel
+        return kernel, next(iter(listeners), None)
 
-    async def _zygote(self, environment: Environment) -> "Line":
+    async def _ask_zygote(
+        self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]
+    ) -> list[socket.socket]:
+        zygote = await self._zygote(environment)
+        try:
+            received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+        except LineBroken:
+            # The zygote died: running sessions go on without it, and new ones come from its successor.
+            zygote = await self._zygote(environment)
+            received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+        except TimeoutError:
+            zygote.close()  # a late answer, with its listener, would be taken for the next session's
+            raise
+        listeners = [socket.socket(fileno=fd) for fd in received]
+        for listener in listeners:
+            listener.setblocking(False)
+        return listeners
+
+    async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
             line = self._zygotes.get(environment.prefix)
             if line is None or line.is_broken():
@@ -201,7 +223,7 @@ class LocalNode:
                 line = self._zygotes[environment.prefix] = await self._start_zygote(environment)
             return line
 
-    async def _start_zygote(self, environment: Environment) -> "Line":
+    async def _start_zygote(self, environment: Environment) -> Line:
         if self._keeper is None or self._keeper.is_broken():
             raise KernelStartFailed("the keeper is gone", hint="open the home again")
         log = self._log_of(environment)
@@ -236,84 +258,6 @@ class LocalNode:
         return wire.Shared(path=path, identity=identity, owner=(status.st_uid, status.st_gid), guest=guest)
 
 
-class LineBroken(Exception):
-    """The process at the other end is gone."""
-
-
-class Line:
-    """A conversation with the keeper or a zygote: one question, one answer, in turn."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.peer_pid = 0
-        self._sock = sock
-        self._turn = anyio.Lock()
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-
-    async def ask(self, request: wire.Message, fds: list[int], *, timeout_s: float) -> wire.Forked | wire.Staged:
-        # Shielded: an answer that nobody waited for would be taken for the next one's.
-        async with self._turn, _shielded():
-            try:
-                framing.send_with_fds(self._sock, request, fds)
-            except OSError as error:
-                raise LineBroken(str(error)) from error
-            return await self.receive(timeout_s=timeout_s)
-
-    async def receive(self, *, timeout_s: float) -> wire.Forked | wire.Staged:
-        with anyio.fail_after(timeout_s):
-            await anyio.wait_readable(self._sock)
-        try:
-            packet, ancillary, _, _ = self._sock.recvmsg(framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12))
-        except OSError as error:
-            raise LineBroken(str(error)) from error
-        if not packet:
-            raise LineBroken("it closed the line")
-        # By its first answer: later ones may come from a child that it had do the work, and that is gone by now.
-        self.peer_pid = self.peer_pid or int.from_bytes(ancillary[0][2][:4], sys.byteorder, signed=True)
-        answer = framing.decode(packet[1:], _decoder)
-        if isinstance(answer, wire.Refused):
-            raise _refusal(answer.reason.strip())
-        return answer
-
-    def is_broken(self) -> bool:
-        """A session that is just being forked holds a copy of the zygote's socket: that it is open proves nothing."""
-        if self.peer_pid and not _is_alive(self.peer_pid):
-            return True
-        try:
-            return self._sock.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-@asynccontextmanager
-async def _shielded() -> AsyncIterator[None]:
-    with anyio.CancelScope(shield=True):
-        yield
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as status:
-            return status.read().rpartition(b")")[2].split()[0] != b"Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _refusal(reason: str) -> HoldfastError:
-    if OverlayUnavailable.__name__ in reason:
-        return SandboxUnavailable(
-            f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",
-            hint="load it (sudo modprobe overlay; Linux 5.11, or 5.19 for a job of root's), and keep the home, or the "
-            "job's directory, on a disk: ext4, xfs, btrfs, not a container's own root. `holdfast doctor` tries it",
-        )
-    return KernelStartFailed(reason, hint="run `holdfast doctor`")
-
-
 def _raise_open_files_limit() -> None:
     """A session takes about a dozen descriptors; the soft limit of most systems would end at eighty sessions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -321,10 +265,13 @@ def _raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _start_keeper(logs: Path) -> Line:
+async def _start_keeper(logs: Path, *, freezers: str | None) -> Line:
     here, there = _packet_pair()
-    own_pidfd = os.pidfd_open(os.getpid())
-    command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), str(there.fileno()), str(own_pidfd)]
+    fds = [os.pidfd_open(os.getpid())]
+    if freezers is not None:
+        fds.append(os.open(freezers, os.O_RDONLY | os.O_DIRECTORY))
+    numbers = [str(fd) for fd in (there.fileno(), *fds, *([-1] if freezers is None else []))]
+    command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), *numbers]
     line = Line(here)
     with open(logs / "keeper.log", "wb") as log, there:  # noqa: ASYNC230 (once)
         try:
@@ -333,11 +280,12 @@ async def _start_keeper(logs: Path) -> Line:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(there.fileno(), own_pidfd),
+                pass_fds=(there.fileno(), *fds),
                 check=False,
             )
         finally:
-            os.close(own_pidfd)
+            for fd in fds:
+                os.close(fd)
     try:
         await line.receive(timeout_s=_START_TIMEOUT_S)
     except KernelStartFailed as error:

@@ -3,13 +3,16 @@ no weaker mode.
 """
 
 import os
+import socket
 from collections.abc import Callable
 
-from holdfast.kernel.wire import ForkSession
+from holdfast.kernel.wire import EGRESS_ADDRESS, ForkSession
 from holdfast.sandbox import linux, mounts, namespaces, overlay, privileges, seccomp
 
 
-def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[], None]) -> None:
+def confine_session(
+    request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[socket.socket | None], None]
+) -> None:
     """What pid 1 and the kernel have in common. Runs as pid 1, still privileged, before the kernel is forked."""
     for fd in cgroup_fds:
         os.write(fd, b"0")
@@ -19,8 +22,9 @@ def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Cal
     overlay.enter(f"{mounts.SESSIONS}/{request.session}", request.stage, request.shared)
     mounts.enter_session(shm_bytes=request.shm_bytes, shared=request.shared is not None)
     namespaces.name_host_and_loopback()
+    listener = None if request.past_proxy is None else namespaces.listen(EGRESS_ADDRESS)
     linux.unshare(linux.CLONE_NEWUSER)
-    map_ids()
+    map_ids(listener)  # which is handed on with the request, and closed here: the host alone has it
 
 
 def confine_kernel(request: ForkSession, *, program: bytes, keep_fds: set[int]) -> None:

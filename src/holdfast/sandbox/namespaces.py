@@ -18,6 +18,8 @@ from holdfast.sandbox import linux
 from holdfast.sandbox.mounts import GUEST_ID, INIT_ID
 
 _NO_ID = 2**32 - 1
+_WAITING = 128
+"""Connections that the host has not taken yet."""
 
 # The cgroup namespace hides where in the host's tree the session lies.
 SESSION_NAMESPACES = (
@@ -62,6 +64,14 @@ def enter_session() -> None:
 def name_host_and_loopback() -> None:
     linux.sethostname("holdfast")
     linux.bring_up_loopback()
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Within this namespace. As long as somebody has it open nobody else can listen there."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(_WAITING)
+    return listener
 
 
 def map_guest_ids(pid: int, *, kernel_id: int, init_id: int) -> None:

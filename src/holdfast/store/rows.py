@@ -52,6 +52,8 @@ class KeyRow(Noun, frozen=True, kw_only=True):
     run: str
     request_sha256: str
     attempt: int
+    may_have_happened: tuple[str, ...] = ()
+    """Requests that attempts before it sent."""
 
 
 class ReceiptRow(Noun, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast import api, protocol
 from holdfast.errors import DiskFailed
-from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Sent, Settled, Verified
 from holdfast.store import connection, queries
 from holdfast.store.rows import (
     AnyWrite,
@@ -43,7 +43,9 @@ from holdfast.store.rows import (
 
 T = TypeVar("T")
 
-_TYPES: dict[str, type[AnyRecord]] = {each.__name__: each for each in (Planned, Saved, Executed, Verified, Settled)}
+_TYPES: dict[str, type[AnyRecord]] = {
+    each.__name__: each for each in (Planned, Saved, Sent, Executed, Verified, Settled)
+}
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
+from tests.lean import lean_home
 
 from holdfast.access import KeyRing
 
@@ -40,16 +41,18 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Path]]:
-    """Homes of their own with the shared environments. A server that a client started there is ended at last."""
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Homes of their own. A server that a client started there is ended at last."""
     made: list[Path] = []
 
-    def make() -> Path:
-        home = tmp_path_factory.mktemp("mcp") / "home"
-        home.mkdir()
-        (home / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
-        made.append(home)
-        return home
+    def make(*, whole: bool = False) -> Path:
+        made.append(tmp_path_factory.mktemp("mcp") / "home")
+        if whole:
+            made[-1].mkdir()
+            (made[-1] / "envs").symlink_to(Path(os.environ["HOLDFAST_HOME"]) / "envs")
+        else:
+            lean_home(made[-1])
+        return made[-1]
 
     yield make
     for home in made:

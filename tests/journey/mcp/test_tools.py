@@ -22,7 +22,7 @@ TOOLS = {
 @pytest.fixture(scope="module", params=["stdio", "http", "http without sessions"])
 async def client(
     request: pytest.FixtureRequest,
-    homes: Callable[[], Path],
+    homes: Callable[..., Path],
     serving: Callable[..., Any],
     over_stdio: Callable[..., Any],
     over_http: Callable[..., Any],
@@ -30,11 +30,11 @@ async def client(
 ) -> AsyncIterator[Client]:
     """One server for the tests that need nothing special: its session goes on from test to test."""
     if request.param == "stdio":
-        async with over_stdio(homes(), "--memory", "512M") as client:
+        async with over_stdio(homes(whole=True), "--memory", "512M") as client:
             yield client
     else:
         mode = "legacy" if request.param == "http" else "2026-07-28"
-        with serving(homes()) as served:
+        with serving(homes(whole=True)) as served:
             async with over_http(f"{served.url}?memory=512M", served.token, mode=mode) as client:
                 yield client
 

@@ -258,6 +258,8 @@ class Tree(ABC):
     kind: Kind
     asked_of = ""
     """Who made room for it, where somebody had to be asked: ` by your systemd`."""
+    freezers: str | None = None
+    """The directory of its cgroups' freezers, where a process that is killed has to be thawed to die."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner

@@ -71,6 +71,7 @@ class V1Tree(Tree):
         super().__init__(owner)
         self._by_controller = by_controller
         self._directories = list(dict.fromkeys(by_controller.values()))
+        self.freezers = by_controller["freezer"]
         for directory in self._directories:
             _make(os.path.dirname(directory))
             _make(directory)

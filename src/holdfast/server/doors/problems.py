@@ -24,6 +24,8 @@ from holdfast.errors import HoldfastError, RateLimited, StateMoved, Unauthorized
 
 STATUSES = {
     "invalid_setting": 422,
+    "bad_egress": 422,
+    "egress_refused": 403,
     "home_busy": 503,
     "sandbox_unavailable": 503,
     "environment_unusable": 503,

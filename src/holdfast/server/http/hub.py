@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from holdfast.access import Principal
 from holdfast.books import Books
+from holdfast.egress.allowed import AllowList
 from holdfast.errors import SessionClosed
 from holdfast.server.doors.metrics import Gauges, Metrics
 from holdfast.server.http.running import Runs
@@ -29,6 +30,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a new attached session waits for its first hold."""
     sessions_per_key: int = 100
     """The most sessions of one API key, kept ones too. The server's owner has no such limit."""
+    egress: AllowList = AllowList()
+    """The most that clients may have their sessions reach."""
 
 
 class Hub:

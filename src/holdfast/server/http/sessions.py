@@ -8,8 +8,9 @@ from starlette.responses import Response
 
 from holdfast import api, manifest, recovery
 from holdfast.config import parse_limits
+from holdfast.egress.allowed import AllowList
 from holdfast.errors import Forbidden, InvalidSetting, ServerStopping
-from holdfast.server.http import life
+from holdfast.server.http import ceiling, life
 from holdfast.server.http.bodies import Stream, given, taken, truth
 from holdfast.server.http.hub import Hub, hub_of, may_use, principal_of
 from holdfast.service import unknown
@@ -48,19 +49,26 @@ async def _created(request: Request, asked: api.CreateSession) -> LiveSession:
         undo=asked.undo,
     )  # fmt: skip
     return await hub.service.create_session(
-        limits=limits, mode=asked.mode, env=asked.env, owner=principal.session_owner, keep=asked.keep,
+        limits=limits, allowed=_allowed(request, asked), mode=asked.mode, env=asked.env,
+        owner=principal.session_owner, keep=asked.keep,
         at_most=None if principal.owner else hub.settings.sessions_per_key,
     )  # fmt: skip
 
 
 async def _resumed(request: Request, asked: api.CreateSession, session_id: str) -> LiveSession:
-    """One that is live already is there: whoever asks twice gets the same."""
-    service = hub_of(request).service
+    """One that is live already is there: whoever asks twice gets the same; what it may reach is said by the last."""
+    service, may_reach = hub_of(request).service, _allowed(request, asked)
     if not may_use(principal_of(request), await service.books(session_id)):
         raise unknown(session_id)
     if service.is_live(session_id):
-        return service.live(session_id)
-    return await service.resume_session(session_id, keep=asked.keep)
+        session = service.live(session_id)
+        session.allow(may_reach)
+        return session
+    return await service.resume_session(session_id, allowed=may_reach, keep=asked.keep)
+
+
+def _allowed(request: Request, asked: api.CreateSession) -> AllowList:
+    return ceiling.allowed(request, asked.egress, ceiling=hub_of(request).settings.egress)
 
 
 async def list_all(request: Request) -> Response:

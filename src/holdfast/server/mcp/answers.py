@@ -129,6 +129,10 @@ def _remarks(run: Run) -> Iterator[str]:
     yield from (f"note: {finding.message}" for finding in run.findings[:_MOST_ITEMS])
     if run.saved:
         yield f"saved on the way: {_few(run.saved)}"
+    if run.egress:
+        yield f"egress: {_few(run.egress, most=_MOST_OUTPUTS)}"
+    if run.may_have_happened and run.recovery is None:  # which has it
+        yield f"earlier attempts sent, and it may have happened: {_few(run.may_have_happened, most=_MOST_OUTPUTS)}"
     if run.outside:
         yield f"changed between two runs: {_few(run.outside)}"
     if run.strays:
@@ -194,6 +198,8 @@ def _facts(run: Run) -> dict[str, Any]:
             "checks": run.checks[: _MOST_ITEMS * 10],
             "findings": run.findings[:_MOST_ITEMS],
             "saved": run.saved[: _MOST_ITEMS * 10],
+            "egress": run.egress[: _MOST_ITEMS * 10],
+            "may_have_happened": run.may_have_happened[-_MOST_ITEMS * 10 :],
             "strays": run.strays[:_MOST_ITEMS],
             "replayed": run.replayed,
             "attempt": run.attempt,

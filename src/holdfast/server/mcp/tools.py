@@ -17,7 +17,8 @@ taken back). They show what is read, what would be written, and which names memo
 2. Run the smallest unit that proves something, look at the answer, then go on. Declare the files that must come out \
 as `outputs`. Give work that must not happen twice a `key`.
 3. Claim only what an answer shows. `committed`: done, and the files are listed with their SHA-256. `kept`: the code \
-raised, and what it did until then stays. `rolled_back`: nothing of it happened; do what the answer says.
+raised, and what it did until then stays. `rolled_back`: nothing of it stays; do what the answer says. Requests that \
+it lists under `May have happened` did leave: check them before you send them again.
 4. Nothing runs between two calls. Never promise background work, and never report something as in progress.
 5. After a reset, a reconnect or `state_moved` call `recover` and follow its steps. Never assume that a variable is \
 still there. Pass the last CKPT as `expect` if your code relies on that state: elsewhere, nothing runs."""
