@@ -11,7 +11,6 @@ from holdfast.executions import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 from holdfast.requests import RunRequest
-from holdfast.settling import Blame
 
 _MESSAGE = 2_000
 _MOST_NAMES = 10_000
@@ -134,11 +133,3 @@ def blocked_error(missing: list[Finding]) -> RunError:
         line=missing[0].line,
         hint=f"define {names} first, or run with preflight='warn'",
     )
-
-
-def blame_of(execution: Execution | None) -> Blame:
-    """An interrupt comes from outside, as a caller who leaves does: with the same key it may run again."""
-    if execution is None:
-        return "user"
-    stop = execution.outcome.stop
-    return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"

@@ -35,9 +35,7 @@ from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
-from holdfast.results import (
-    Ending, blame_of, blocked_error, executed, in_data, names_after, result, verification_error,
-)  # fmt: skip
+from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import RolledBack, Settlement, facts_of, results, settle, settle_at_once, state_after
@@ -335,8 +333,8 @@ class _Transaction:
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=in_short(error), blame=blame_of(execution), checks=verdict.checks,
-            refused=self.departures.refused, answer=answer,
+            reason=in_short(error), blame="system" if execution and execution.is_from_outside else "user",
+            checks=verdict.checks, refused=self.departures.refused, answer=answer,
         )  # fmt: skip
         if settlement.saved:
             self.session.published = True
