@@ -317,10 +317,9 @@ class Computer:
 
     async def sweep(self, *, wanted: Collection[str]) -> None:
         """Remove the layers that are done with; not those that a run has still to be published from."""
-        done = [name for name in self._left if name not in wanted]
-        self._left = [name for name in self._left if name in wanted]
-        for name in done:
+        for name in [name for name in self._left if name not in wanted]:
             await anyio.to_thread.run_sync(discard, self.workspace.stage_path(name))
+            self._left.remove(name)
 
     # -- parts -------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,12 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     given_up: BaseException | None
     """The caller is gone (cancelled), or its callback failed: the cell ended with it."""
 
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether it was ended so: an interrupt is, as is a caller who leaves. With the same key it may run again."""
+        stop = self.outcome.stop
+        return self.given_up is not None or (stop is not None and stop.reason == "interrupted")
+
     def followed_by(self, trial: "Execution") -> "Execution":
         """The same, and after it, in the same run, what was declared of it was tried."""
         outcome = msgspec.structs.replace(

@@ -24,19 +24,21 @@ from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
+from holdfast.errors import InvalidSetting
 from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
 from holdfast.receipts import receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
-from holdfast.requests import RunRequest
+from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources import census
 from holdfast.resources.restoring import plan_restore
 from holdfast.service import Service
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import facts_of, settle_at_once, state_after, write_manifest
 from holdfast.statements import statement
+from holdfast.store.rows import KeyRow, PutKey
 from holdfast.store.sqlite import Store
 from holdfast.verbs import RunOptions
 
@@ -81,15 +83,46 @@ class OpenJob:
         self._outside = [change.path for change in changes[:_MOST_NAMED]]
         return changes
 
+    def refuse_missing(self) -> None:
+        """Of the inputs that were named each must be there before anything runs."""
+        missing = [
+            path
+            for path in expectations.inputs(self._job.options.get("inputs"))
+            if not expectations.matching(path, self._books.state.files)
+        ]
+        if missing:
+            raise InvalidSetting(
+                f"no file {', '.join(missing)} is in {self._books.workspace.shared}",
+                hint="name files of the directory, relative to it; nothing ran",
+            )
+
     async def committed_before(self, report: Report | None = None) -> Run | None:
-        """The run that did the same and whose result the directory is; None: it is to be run."""
+        """The run that did the same and whose result the directory is; None: it is to be run. A key stands for it from
+        now on, as if it had been run with that."""
         if self._job.force or self._job.options.get("rehearse") or not self._outputs_are_there():
             return None
         environment = await self._service.environment(self._job.env, report)
         same = msgspec.structs.replace(_identity(self._job), environment=environment.fingerprint)
         manifest = self._books.state.manifest_sha256
         run = await self._books.read(lambda store: _same_run(store, self._books.session, same, manifest))
-        return None if run is None else msgspec.structs.replace(run, ckpt=str(self._books.state.ckpt()), replayed=True)
+        if run is None:
+            return None
+        await self._claim(run.id)
+        return msgspec.structs.replace(run, ckpt=str(self._books.state.ckpt()), replayed=True)
+
+    async def _claim(self, run: str) -> None:
+        request = verbs.new_request(self._job.code, self._job.options, timeout_s=self._job.limits.timeout_s)
+        request = msgspec.structs.replace(request, script=self._job.script)
+        if request.key is None:
+            return
+        refuse_nonsense(request, self._job.limits)
+        digest, attempt = request.digest(), 1
+        if (earlier := await once.look_up(self._books, request.key)) is not None:
+            answer, attempt = once.answer(earlier, key=request.key, digest=digest, retry=request.retry)
+            if answer is not None:
+                return
+        row = KeyRow(session=self._books.session, key=request.key, run=run, request_sha256=digest, attempt=attempt)
+        await self._books.journal.append(PutKey(session=self._books.session, row=row))
 
     def _outputs_are_there(self) -> bool:
         declared = expectations.outputs(self._job.options.get("outputs"))

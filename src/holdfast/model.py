@@ -15,12 +15,19 @@ else:
 ErrorCode = Literal[
     "exception", "syntax", "verification", "timeout", "out_of_memory", "killed", "interrupted", "output_limit"
 ]  # fmt: skip
+_SHOWN = 100
+"""Characters of a result in one line."""
 StreamName = Literal["stdout", "stderr"]
 MemoryCap = Literal["cgroup", "watchdog"]
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True):
     """Root of the structs below."""
+
+
+def _one_line(text: str) -> str:
+    words = " ".join(text[: 2 * _SHOWN].split())
+    return words if len(words) <= _SHOWN and len(text) <= 2 * _SHOWN else f"{words[: _SHOWN - 1]}…"
 
 
 class RunError(Noun, frozen=True):
@@ -167,6 +174,12 @@ class Run(Noun, frozen=True, kw_only=True):
     """The most memory the session held during this run; None where the system does not count it per run."""
     memory_cap: MemoryCap
     """`watchdog` where the cap is only sampled: a burst between two samples can pass it."""
+
+    def __repr__(self) -> str:
+        """One line, for who types `run` at a prompt; its fields have all of it."""
+        came = self.text if self.error is None else f"{self.error.name}: {self.error.message}"
+        shown = f" · {_one_line(came)}" if came else ""
+        return f"<Run {self.id} · {self.status}{' (replayed)' * self.replayed}{shown} · {self.duration_s:.3f} s>"
 
 
 class ShellResult(Noun, frozen=True, kw_only=True):

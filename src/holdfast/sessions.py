@@ -7,7 +7,7 @@ is taken, and the session's cgroup is frozen: nothing runs in the background.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
 import anyio
@@ -307,12 +307,13 @@ class LiveSession:
                     await computer.restage()
                 if changes_memory:
                     await self._protect()
-            except (HoldfastError, OSError):  # the kernel is lost; the next turn starts another and says so
+            except Exception:  # whatever it was, the kernel is lost; the next turn starts another and says so
                 await computer.end_kernel()
             computer.freeze()
-        await self.sweep()
-        await retention.trim(self.books, self.limits)
-        await computer.disk.take_stock()
+        with suppress(OSError, HoldfastError):  # no fault of whoever comes next; what is damaged has halted the session
+            await self.sweep()
+            await retention.trim(self.books, self.limits)
+            await computer.disk.take_stock()
 
     async def _protect_the_beginning(self) -> None:
         """What is kept before anything has run is worth going back to, and nothing else."""

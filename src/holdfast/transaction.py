@@ -38,7 +38,7 @@ from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
-from holdfast.settling import Blame, RolledBack, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.settling import RolledBack, Settlement, facts_of, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify
@@ -161,7 +161,8 @@ class _Transaction:
             assert error is not None
             return await self._roll_back(execution, error)
         if error is not None and (error.code == "syntax" or not begun):  # nothing was started
-            untouched = Aftermath(memory="restored", unprotected=self.computer.protection.unprotected)
+            self.is_back, unprotected = True, self.computer.protection.unprotected
+            untouched = Aftermath(memory="restored", unprotected=unprotected)
             return await self._end_rolled_back(execution, with_fate(error, "restored", None), untouched)
         tried, verdict = await self._verify(execution)
         self.plan.outside += [path for path in verdict.strange if path not in self.plan.outside]
@@ -332,8 +333,8 @@ class _Transaction:
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=in_short(error), blame=_blame(execution), checks=verdict.checks,
-            refused=self.departures.refused, answer=answer,
+            reason=in_short(error), blame="system" if execution and execution.is_from_outside else "user",
+            checks=verdict.checks, refused=self.departures.refused, answer=answer,
         )  # fmt: skip
         if settlement.saved:
             self.session.published = True
@@ -393,11 +394,3 @@ class _Transaction:
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
         return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
-
-
-def _blame(execution: Execution | None) -> Blame:
-    """An interrupt comes from outside, as a caller who leaves does: with the same key it may run again."""
-    if execution is None:
-        return "user"
-    stop = execution.outcome.stop
-    return "system" if execution.given_up is not None or (stop and stop.reason == "interrupted") else "user"

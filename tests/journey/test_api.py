@@ -44,6 +44,17 @@ def test_a_run_tells_all_about_itself(session: Session) -> None:
     assert run.peak_memory_bytes is None or run.peak_memory_bytes > 0
 
 
+def test_a_run_is_one_readable_line(session: Session) -> None:
+    good = session.run("list(range(1000))")
+    bad = session.run("raise ValueError('two\\nlines')")
+
+    assert repr(good).startswith(f"<Run {good.id} · committed · [0, 1, 2, 3, 4")
+    assert repr(good).endswith(f"… · {good.duration_s:.3f} s>")
+    assert repr(bad) == f"<Run {bad.id} · rolled_back · ValueError: two lines · {bad.duration_s:.3f} s>"
+    assert repr(session.run("x = 1", key="k")).count("\n") == 0
+    assert "committed (replayed)" in repr(session.run("x = 1", key="k"))
+
+
 def test_a_run_can_be_kept_as_json(session: Session) -> None:
     run = session.run("display({'image/png': b'\\x89PNG'}, raw=True); 1 / 0")
     kept = msgspec.json.decode(msgspec.json.encode(run))

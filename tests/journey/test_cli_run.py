@@ -131,6 +131,51 @@ def test_a_job_that_fails_leaves_the_directory_untouched_and_says_what_to_do(
     assert {path: path.stat().st_ino for path in inodes} == inodes
 
 
+def test_a_job_that_fails_is_told_once(holdfast: Holdfast, directory: Path) -> None:
+    (directory / "job.py").write_text("import time; time.sleep(60)")
+    done = holdfast("run", "job.py", "--timeout", "1")
+
+    assert done.returncode == 124
+    assert done.stderr.count("the run was not done after 1 s") == 1
+    assert "Next: " in done.stderr
+
+
+def test_an_input_that_is_not_there_is_refused_before_anything_runs(holdfast: Holdfast, directory: Path) -> None:
+    (directory / "job.py").write_text("open('ran', 'w')")
+    done = holdfast("run", "job.py", "--in", "tide.csv", "--in", "*.csv")
+
+    assert (done.returncode, (directory / "ran").exists(), done.stdout) == (3, False, "")
+    assert "no file tide.csv is in" in done.stderr
+
+
+def test_a_key_stands_for_a_job_that_was_committed_without_it(holdfast: Holdfast, directory: Path) -> None:
+    """Asked again when the directory has changed, it must not commit a second time."""
+    (directory / "job.py").write_text("open('count', 'a').write('x')")
+    (directory / "other.py").write_text("print(1)")
+    assert holdfast("run", "job.py").returncode == 0
+    claimed = holdfast("run", "job.py", "--key", "k")
+    (directory / "tides.csv").write_text("changed")
+    again = holdfast("run", "job.py", "--key", "k")
+    other = holdfast("run", "other.py", "--key", "k")
+
+    assert [done.returncode for done in (claimed, again, other)] == [0, 0, 3]
+    assert ["nothing was executed" in done.stderr for done in (claimed, again)] == [True, True]
+    assert (directory / "count").read_text() == "x"
+    assert "key_reused" in other.stderr
+
+
+def test_a_directory_that_jobs_were_run_in_is_shown(holdfast: Holdfast, directory: Path, tmp_path: Path) -> None:
+    (directory / "job.py").write_text(JOB)
+    ran = json.loads(holdfast("run", "job.py", "--json").stdout)
+    standing = holdfast("show", directory, "--json", cwd=tmp_path)
+    one = holdfast("show", ".", ran["id"])
+    printed = holdfast("logs", ".")
+
+    assert ran["id"] in [entry["run"] for entry in json.loads(standing.stdout)["history"]]
+    assert "outcome  committed" in one.stdout
+    assert printed.stdout == ran["stdout"]
+
+
 def test_an_output_that_was_declared_and_not_made_is_1(holdfast: Holdfast, directory: Path) -> None:
     done = holdfast("run", job(directory, "open('tide.csv', 'w').write('x')"), "--out", "sums/*.csv", "--json")
     run = json.loads(done.stdout)

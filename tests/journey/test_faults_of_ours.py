@@ -1,11 +1,13 @@
 """A mistake of ours: no run is left without an end, nothing that was verified is lost, and the session goes on."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast import Session, settling, transaction
+from holdfast import Session, retention, settling, transaction
+from holdfast.computer import Computer
 from holdfast.config import default_home
 from holdfast.errors import InternalFault
 from holdfast.store.sqlite import Store
@@ -17,6 +19,10 @@ CHANGES: dict[str, Callable[[Session], Any]] = {
     "a restore": lambda s: s.restore(s.history()[0].ckpt),
 }
 SAVES = "from holdfast import kit\nlog.write('saved\\n'); log.flush(); kit.save('log')\n"
+
+
+def live(session: Session) -> Any:
+    return session._session._transport._session
 
 
 def fails(*_: object, **__: object) -> Any:
@@ -97,3 +103,36 @@ def test_what_a_run_saved_before_we_failed_it_is_not_overwritten_by_the_next(
 
     assert session.read("log") == b"first\nsaved\nnext\n"
     assert_sound(session)
+
+
+@pytest.mark.parametrize("step", ["restage", "protect"])
+def test_a_mistake_between_two_runs_costs_memory_and_nothing_else(
+    session: Session, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The layer under the kernel was published: nothing may run on it, nor fall back to an older snapshot."""
+    session.run("x = [1]; open('a', 'w').write('1')")
+    session.names()
+    monkeypatch.setattr(Computer, step, fails)
+    assert session.run("x.append(2); open('a', 'w').write('2')").status == "committed"
+    session.info()
+    while live(session)._settling is not None and not live(session)._settling.done():
+        time.sleep(0.01)
+    monkeypatch.undo()
+    after = session.run("'x' in globals(), open('a').read()")
+
+    assert (after.status, after.text, after.generation) == ("committed", "(False, '2')", 2)
+    assert session.run("open('b', 'w').write('b')").status == "committed"
+    assert_sound(session)
+
+
+@pytest.mark.parametrize("step", ["sweep", "trim"])
+def test_what_could_not_be_tidied_up_is_told_to_nobody_who_comes_next(
+    session: Session, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def no_room(*_: object, **__: object) -> Any:
+        raise OSError("it is busy")
+
+    monkeypatch.setattr(*((Computer, "sweep") if step == "sweep" else (retention, "trim")), no_room)
+    for number in range(3):
+        assert session.run(f"open('a', 'w').write('{number}')").status == "committed"
+    assert session.generation == 1

@@ -229,6 +229,17 @@ def test_after_a_death_it_says_what_is_there_and_goes_on(sit_down: Sit, home: Pa
     assert again.end() == 128 + signal.SIGTERM
 
 
+def test_exit_ends_it(sit_down: Sit, home: Path) -> None:
+    typist = sit_down()
+    typist.type("exit\r")
+    assert typist.end() == 0
+    done = subprocess.run(
+        COMMAND, input="x = 6\n\nquit()\n\nx * 7\n", capture_output=True, text=True, timeout=100, check=False,
+        env=os.environ | {"HOLDFAST_HOME": str(home)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_cells_from_a_pipe_run_up_to_the_first_that_fails(home: Path) -> None:
     cells = "x = 6\n\ndef f(y):\n    z = x * y\n\n    return z\n\nf(7)\n\n:files\n\n{}['key']\n\nprint('never')\n"
     done, told = (

@@ -74,6 +74,17 @@ def test_every_face_has_the_same_limits_unless_told(face: Callable[..., object])
     assert parse_limits(**usual) == parse_limits() == Limits()
 
 
+@pytest.mark.parametrize("name", ["job.py", "./notebook.ipynb"])
+def test_the_name_of_a_file_is_not_taken_for_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).touch()
+    shown = runner.invoke(app, ["exec", name], env={"COLUMNS": "300"})
+
+    assert shown.exit_code == 2
+    assert f"holdfast run {name}" in shown.output
+    assert f"holdfast exec --file {name}" in shown.output
+
+
 def test_code_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_bytes(b"\xff\xfe")
 

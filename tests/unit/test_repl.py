@@ -61,6 +61,11 @@ def test_marks_cut_where_there_are_any() -> None:
     assert cells.split("# %% first\nx = 1\n\ny = 2\n# %%\nz") == ["x = 1\n\ny = 2", "z"]
 
 
+@pytest.mark.parametrize(("text", "ends"), [("exit", True), (" quit()\n", True), ("exit_code", False), ("", False)])
+def test_who_types_exit_wants_to_leave(text: str, ends: bool) -> None:
+    assert cells.is_end(text) is ends
+
+
 def test_nothing_is_no_cell() -> None:
     assert cells.split("\n \n") == []
 

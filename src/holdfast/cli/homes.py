@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import SessionUnknown
-from holdfast.home import JOURNAL, SOCKET
+from holdfast.home import HIDDEN, JOURNAL, SOCKET
 from holdfast.store.sqlite import Store
 
 if TYPE_CHECKING:  # a command that finds no server does without it, and starts quickly
@@ -58,6 +58,14 @@ def ask(home: Path, question: "Callable[[Connection], Awaitable[T]]") -> T | Non
             await connection.close()
 
     return asyncio.run(carry_out()) if (home / SOCKET).exists() else None
+
+
+def locate(home: Path, typed: str) -> tuple[Path, str]:
+    """The same; or, of a directory that jobs were run in, its own home and the one session in that."""
+    own = Path(typed).expanduser() / HIDDEN
+    if (own / JOURNAL).exists() and (known := session_ids(own)):
+        return own.resolve(), known[0]
+    return home, resolve(home, typed)
 
 
 def resolve(home: Path, typed: str) -> str:

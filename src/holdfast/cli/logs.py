@@ -27,8 +27,7 @@ _PIECE_BYTES = 1 << 20
 
 def logs(session: str, run: str | None, *, home: Path | None, follow: bool, as_json: bool) -> int:
     """The latest run, unless one is named."""
-    where = home_path(home)
-    session = homes.resolve(where, session)
+    where, session = homes.locate(home_path(home), session)
     with homes.reading(where) as store:
         assert store is not None  # it knows the session
         run = resolve_run(store, session, run)

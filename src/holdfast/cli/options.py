@@ -1,5 +1,6 @@
 """Options that several commands have, as typer reads them; and the exit codes, in one place."""
 
+import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -104,6 +105,7 @@ def read_source(code: str | None, file: Path | None) -> str:
     if code not in (None, "-") and file is not None:
         raise typer.BadParameter("give the code, or --file, not both")
     if code is not None and code != "-":
+        _refuse_file_name(code)
         return code
     if file is None and sys.stdin.isatty():
         print("holdfast: reading the code from the terminal; Ctrl-D ends it", file=sys.stderr)
@@ -112,6 +114,15 @@ def read_source(code: str | None, file: Path | None) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"the code is not UTF-8: {error}") from None
+
+
+def _refuse_file_name(code: str) -> None:
+    """`job.py` is Python too, and not what was meant."""
+    if os.path.isfile(code) and not code.isidentifier() and not code.isdigit():
+        raise typer.BadParameter(
+            f"{code} is a file: `holdfast run {code}` runs it over this directory, `holdfast exec --file {code}` as a "
+            "cell in an empty sandbox"
+        )
 
 
 def is_typed(context: typer.Context, name: str) -> bool:

@@ -85,6 +85,7 @@ class _Face:
     def _carry_out(self, stop: Stop) -> tuple[Run, Screen]:
         screen, quiet = Screen(stop), self._asked.as_json
         changed = engine.wait(self._job.look)
+        self._job.refuse_missing()
         with rich_report() as report:
             done = engine.wait(lambda: self._job.committed_before(report))
             card = None if done else engine.wait(lambda: self._job.plan(report))
@@ -117,7 +118,7 @@ class _Face:
             return
         if run.replayed:
             _show_again(run, screen)
-        screen.conclude(run)
+        screen.conclude(run, recovery=True)
         for line in _outcome(run):
             screen.line(line)
 
@@ -146,8 +147,6 @@ def _outcome(run: Run) -> Iterator[str]:
         yield f"receipt  {run.receipt.number} · sha256 {run.receipt.sha256}"
     if run.status == "rehearsed":
         yield "the directory is as it was: this was a rehearsal"
-    if run.recovery is not None:
-        yield run.recovery.text
 
 
 def _file(change: Change, run: Run) -> str:

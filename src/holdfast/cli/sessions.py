@@ -30,6 +30,14 @@ Session = Annotated[
         help="The id of a session, or the beginning of it.", metavar="SESSION", autocompletion=complete_session
     ),
 ]
+Place = Annotated[
+    str,
+    typer.Argument(
+        help="The id of a session, the beginning of it, or a directory that jobs were run in.",
+        metavar="SESSION|PATH",
+        autocompletion=complete_session,
+    ),
+]
 Run = Annotated[str | None, typer.Argument(help="The id of a run, or the beginning of it.", metavar="RUN")]
 
 
@@ -46,12 +54,13 @@ def ps(home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command(epilog=OWN_EXIT_CODES)
-def show(session: Session, run: Run = None, home: Home = None, as_json: Json = False) -> None:
+def show(session: Place, run: Run = None, home: Home = None, as_json: Json = False) -> None:
     """Show where a session stands (names, files, losses, runs); or one run: card, outcome, outputs, receipt, code.
 
     \b
       holdfast show 4f1c
       holdfast show 4f1c run_26e3
+      holdfast show .
     """
     with told(home, as_json=as_json):
         from holdfast.cli.show import show as write
@@ -61,7 +70,7 @@ def show(session: Session, run: Run = None, home: Home = None, as_json: Json = F
 
 @app.command(epilog=OWN_EXIT_CODES)
 def logs(
-    session: Session,
+    session: Place,
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
     home: Home = None,

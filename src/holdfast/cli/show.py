@@ -52,8 +52,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(session: str, run: str | None, *, home: Path | None, as_json: bool) -> int:
-    where = home_path(home)
-    session = homes.resolve(where, session)
+    where, session = homes.locate(home_path(home), session)
     found = standing(where, session) if run is None else run_of(where, session, run)
     if as_json:
         print(msgspec.json.encode(found).decode())

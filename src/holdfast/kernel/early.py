@@ -20,7 +20,7 @@ def keep(early: list[Happening], events: Sequence[Happening]) -> None:
     """Add to what is kept already. Messages that answer nothing are none of the next run's."""
     room = _MOST_BYTES - sum(len(event.data) for event in early if isinstance(event, Printed))
     for event in events:
-        if isinstance(event, (Died, Gone)) or (isinstance(event, wire.Saving) and len(early) < _MOST_PIECES):
+        if isinstance(event, (Died, Gone)) or (isinstance(event, wire.Saving) and not _saves(early)):
             early.append(event)
         elif isinstance(event, Printed) and room > 0:
             last, data = early[-1] if early else None, event.data[:room]
@@ -29,6 +29,11 @@ def keep(early: list[Happening], events: Sequence[Happening]) -> None:
                 early[-1] = Printed(event.stream, last.data + data)
             elif len(early) < _MOST_PIECES:
                 early.append(Printed(event.stream, data))
+
+
+def _saves(early: Sequence[Happening]) -> bool:
+    """Whether a save waits already. An honest kernel asks for no other before that is answered."""
+    return any(isinstance(event, wire.Saving) for event in early)
 
 
 def is_lost(early: Sequence[Happening]) -> bool:

@@ -28,6 +28,12 @@ seen |= {line.split(":")[0]: line.split(":")[1].strip() for line in open("/proc/
 seen["uid_map"] = open("/proc/self/uid_map").read().split()[1]
 print(json.dumps(seen))"""
 
+FIRST = """\
+import sys
+warm = "pandas" in sys.modules
+import pandas as pd
+warm, int(pd.Series([20, 22]).sum())"""
+
 PLOT = """\
 import numpy as np, matplotlib.pyplot as plt
 t = np.linspace(0, 60, 2000)
@@ -78,15 +84,14 @@ def second(show: Show, settings: dict[str, Any]) -> Iterator[Session]:
     began = time.monotonic()
     with Session(**settings) as session:
         opened_ms = 1000 * (time.monotonic() - began)
-        run = session.run("import pandas as pd; pd.Series([20, 22]).sum()")
+        run = session.run(FIRST)
         answered_ms = 1000 * (time.monotonic() - began)
         show.say(
             f"each later one is forked from it: ready in [bold]{opened_ms:.0f} ms[/bold], "
             f"the first answer from pandas after [bold]{answered_ms:.0f} ms[/bold]"
         )
-        seen = f"{answered_ms:.0f} ms to the first answer"
-        kept = answered_ms < 500 and run.text is not None and "42" in run.text
-        show.promise("a session starts in less than half a second", seen, kept)
+        seen = f"pandas was imported already: {answered_ms:.0f} ms to its first answer"  # the clock is no promise
+        show.promise("a session starts with all imported", seen, run.text == "(True, 42)")
         yield session
 
 

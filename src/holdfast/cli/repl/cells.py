@@ -48,6 +48,11 @@ def is_command(text: str) -> bool:
     return text.lstrip().startswith(":")
 
 
+def is_end(text: str) -> bool:
+    """What people type to leave; inside it would only end a cell."""
+    return text.strip().removesuffix("()") in ("exit", "quit")
+
+
 def indentation(text: str) -> str:
     """What the line after this text begins with.
 

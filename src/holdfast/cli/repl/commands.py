@@ -64,7 +64,8 @@ def explain(session: Session, argument: str) -> Lines:
     """this list"""
     for name, command in COMMANDS.items():
         yield f":{name:<9} {command.__doc__}"
-    yield "Enter runs a complete cell, Esc Enter any, Alt-Enter too; Tab completes; Ctrl-C interrupts; Ctrl-D ends."
+    yield "Enter runs a complete cell, Esc Enter any, Alt-Enter too; Tab completes; Ctrl-C interrupts."
+    yield "exit, quit or Ctrl-D ends it."
     yield "It is IPython inside: !command, %magic, name? work."
 
 

@@ -112,7 +112,7 @@ class _Desk:
 
         self._greet()
         prompt = Prompt(self._session, self._asked.home)
-        while (text := self._typed(prompt)) is not None:
+        while (text := self._typed(prompt)) is not None and not cells.is_end(text):
             try:
                 self._carry_out(text)
             except KeyboardInterrupt:  # a cell is interrupted elsewhere
@@ -133,7 +133,7 @@ class _Desk:
 
     def _greet(self) -> None:
         info = self._session.info()
-        self._say(f"holdfast {__version__} · session {info.id} · {info.mode} mode · :help, Ctrl-D ends it")
+        self._say(f"holdfast {__version__} · session {info.id} · {info.mode} mode · :help; exit or Ctrl-D ends it")
         if self._asked.session is not None:
             self._say(self._session.recover().text)
 
@@ -162,6 +162,8 @@ class _Desk:
 
     def _read(self) -> int:
         for cell in cells.split(sys.stdin.read()):
+            if cells.is_end(cell):
+                return 0
             if cells.is_command(cell):
                 for line in commands.carry_out(self._session, cell):
                     (self._say if self._asked.as_json else Writer(sys.stdout).line)(line)
