@@ -118,7 +118,7 @@ class _Face:
             return
         if run.replayed:
             _show_again(run, screen)
-        screen.conclude(run, recovery=True)
+        screen.conclude(run, explain=run.recovery is None)
         for line in _outcome(run):
             screen.line(line)
 
@@ -147,6 +147,8 @@ def _outcome(run: Run) -> Iterator[str]:
         yield f"receipt  {run.receipt.number} · sha256 {run.receipt.sha256}"
     if run.status == "rehearsed":
         yield "the directory is as it was: this was a rehearsal"
+    if run.recovery is not None:
+        yield run.recovery.text
 
 
 def _file(change: Change, run: Run) -> str:

@@ -76,8 +76,9 @@ class Screen:
             self.broken = True
             silence(sys.stdout)
 
-    def conclude(self, run: Run, *, recovery: bool = False) -> None:
-        """What is left to say; with `recovery`, how a run was taken back is told in its words."""
+    def conclude(self, run: Run, *, recovery: bool = False, explain: bool = True) -> None:
+        """What is left to say; with `recovery`, how a run was taken back is told in its words. Who tells that himself
+        wants nothing explained but where it was."""
         for display in run.displays:
             if not display.data.keys() & {"text/plain"} and not images(display):
                 kinds = ", ".join(sorted(display.data)) or "nothing"
@@ -90,7 +91,7 @@ class Screen:
         for line in refused[:_MOST_LINES]:
             self._err.line(f"[egress {line}]")
         if run.error is not None and not self.broken:
-            self._explain(run.error, told=run.recovery if recovery else None)
+            self._explain(run.error if explain else _where(run.error), told=run.recovery if recovery else None)
 
     def _explain(self, error: RunError, *, told: Recovery | None) -> None:
         if error.traceback:
@@ -131,6 +132,10 @@ def in_short(label: str, lines: Sequence[str]) -> Iterator[str]:
     yield from (f"{label:<8} {line}" for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield f"{label:<8} and {len(lines) - _MOST_LINES:,} more: --json has them"
+
+
+def _where(error: RunError) -> RunError:
+    return RunError(code="exception", name=error.name, message="", traceback=error.traceback)
 
 
 def images(display: Display) -> dict[str, str | bytes]:
