@@ -9,7 +9,13 @@ from setuptools.command.build_ext import build_ext
 
 PID1 = Extension("holdfast.sandbox.pid1", ["src/holdfast/sandbox/pid1.c"], optional=True)
 # The stable ABI: guests may run another Python than the one that installed this.
-SNAPSHOT = Extension("holdfast._snapshot", ["src/holdfast/_snapshot.c"], optional=True, py_limited_api=True)
+SNAPSHOT = Extension(
+    "holdfast._snapshot",
+    ["src/holdfast/_snapshot.c", "src/holdfast/_image.c"],
+    depends=["src/holdfast/_snapshot.h"],
+    optional=True,
+    py_limited_api=True,
+)
 
 
 class BuildNative(build_ext):

@@ -24,9 +24,7 @@
  * Signal 33 is the one that libraries cannot block: glibc keeps it for itself (SIGSETXID), and its sigprocmask lets it
  * through. Our handler passes on what is not ours.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_snapshot.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -241,7 +239,7 @@ static int park_all(void) {
     static int tids[MAX_THREADS], signalled[MAX_THREADS];
     int me = (int)SYS0(SYS_gettid), process = (int)SYS0(SYS_getpid), signals = 0;
     long deadline = now_us() + PARK_TIMEOUT_MS * 1000L;
-    memset(threads, 0, sizeof threads);
+    memset(threads, 0, sizeof *threads * (size_t)(slots_taken < MAX_THREADS ? slots_taken : MAX_THREADS));
     slots_taken = parked_count = 0;
     __atomic_store_n(&parking, 1, __ATOMIC_SEQ_CST);
     for (;;) {
@@ -262,6 +260,20 @@ static int park_all(void) {
         if (now_us() > deadline) { release_all(); return -ETIMEDOUT; }
         wait_while(&parked_count, seen, 2);
     }
+}
+
+int stop_threads(uint64_t *mask) {
+    uint64_t all = ~0ULL;
+    SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &all, mask, 8);
+    long failed = install_handler();
+    int count = failed ? (int)failed : park_all();
+    if (count < 0) SYS4(SYS_rt_sigprocmask, SIG_SETMASK, mask, 0, 8);
+    return count;
+}
+
+void let_threads_go(uint64_t mask) {
+    release_all();
+    SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
 }
 
 /* -- resuming, in the woken copy ------------------------------------------------------------------------------------- */
@@ -449,9 +461,6 @@ static void sleep_until_woken(int wake_fd) {
 #define HOT_RUNS HOT_PAGES /* no fewer: the last in memory, the stack among them, would be forgotten */
 #define LONGEST_RUN 128
 #define MOST_LOOKED_AT (1L << 18) /* pages; and of one mapping half of them: larger ones are data, or reserved */
-#define PRESENT (1ULL << 63)      /* bits of /proc/self/pagemap */
-#define OF_A_FILE (1ULL << 61)
-#define OURS_ALONE (1ULL << 56)
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; before it nothing happens, and the cells pay */
 #endif
@@ -463,7 +472,7 @@ static struct run {
 static int hot_runs;
 static size_t hot_pages;
 
-static int read_pagemap(int pagemap, uint64_t *entries, uintptr_t page, size_t pages) {
+int read_pagemap(int pagemap, uint64_t *entries, uintptr_t page, size_t pages) {
     return pread(pagemap, entries, pages * 8, (off_t)(page * 8)) == (ssize_t)(pages * 8);
 }
 
@@ -474,10 +483,10 @@ static void keep(struct run run) {
 }
 
 static void look_at(int pagemap, uintptr_t page, uintptr_t end) {
-    uint64_t entries[512];
+    uint64_t entries[PAGEMAP_CHUNK];
     struct run run = {page, 0};
     while (page < end) {
-        size_t count = end - page < 512 ? end - page : 512;
+        size_t count = end - page < PAGEMAP_CHUNK ? end - page : PAGEMAP_CHUNK;
         if (!read_pagemap(pagemap, entries, page, count)) return;
         for (size_t i = 0; i < count; i++, page++) {
             if ((entries[i] & (PRESENT | OF_A_FILE | OURS_ALONE)) == (PRESENT | OURS_ALONE)) {
@@ -511,6 +520,16 @@ static void learn_hot_pages(void) {
     if (pagemap >= 0) close(pagemap);
 }
 
+int is_hot(uintptr_t page) {
+    int low = 0, high = hot_runs; /* they are in order */
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (hot[middle].page + hot[middle].pages <= page) low = middle + 1;
+        else high = middle;
+    }
+    return low < hot_runs && hot[low].page <= page;
+}
+
 static size_t make_hot_pages_ours(void) {
     uint64_t entries[LONGEST_RUN];
     size_t done = 0, page_size = (size_t)sysconf(_SC_PAGESIZE);
@@ -525,7 +544,7 @@ static size_t make_hot_pages_ours(void) {
     return done;
 }
 
-static PyObject *refuse(int error, const char *what) {
+PyObject *refuse(int error, const char *what) {
     PyObject *arguments = Py_BuildValue("(is)", error, what);
     if (arguments) PyErr_SetObject(PyExc_OSError, arguments);
     Py_XDECREF(arguments);
@@ -552,16 +571,15 @@ static PyObject *take(PyObject *module, PyObject *argument) {
     static unsigned turn;
     unsigned phase = turn++ % LEARN_EVERY;
     if (phase == 1) learn_hot_pages();
-    uint64_t all = ~0ULL, mask;
-    SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &mask, 8);
-    long started = now_us(), failed = install_handler();
-    int count = failed ? (int)failed : park_all();
+    uint64_t mask;
+    long started = now_us();
+    int count = stop_threads(&mask);
     if (count < 0) {
-        SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
         if (count == -ETIMEDOUT) return refuse(ETIMEDOUT, "a thread could not be parked");
         if (count == -EAGAIN) return refuse(EAGAIN, "more threads than a snapshot can keep");
         return refuse(-count, "parking the threads");
     }
+    if (phase <= 1) give_back_pages(); /* it takes as long as the fork; the others need not wait for it */
     long pid = fork_sibling();
     if (pid == 0) {
         sleep_until_woken(wake_fd);
@@ -569,10 +587,10 @@ static PyObject *take(PyObject *module, PyObject *argument) {
         round_number++;
         /* A copy that cannot be whole is none: better a fresh kernel and a true report. */
         if (resume_all(count) != 0) SYS2(SYS_exit_group, 1, 0);
+        SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
     } else {
-        release_all();
+        let_threads_go(mask);
     }
-    SYS4(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
     if (pid < 0) return refuse((int)-pid, "fork");
     long taken = now_us() - started;
     size_t pages = pid > 0 && phase != 0 ? make_hot_pages_ours() : 0;
@@ -586,6 +604,7 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__snapshot(void) {
     PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddFunctions(module, image_methods) < 0) Py_CLEAR(module);
     if (module && PyModule_AddIntConstant(module, "MAX_THREADS", MAX_THREADS) < 0) Py_CLEAR(module);
     return module;
 }

@@ -20,7 +20,7 @@ from holdfast.guest.files import Noted, OpenFiles
 from holdfast.guest.namespace import NamesSeen
 from holdfast.guest.shell import GuestShell, refuse_input
 from holdfast.guest.signals import IGNORE, SIGINT, set_handler, unblock
-from holdfast.guest.snapshots import Snapshots
+from holdfast.guest.snapshots import Snapshots, give_back
 from holdfast.guest.streams import StandardStreams
 from holdfast.kernel import framing, wire
 
@@ -45,6 +45,7 @@ class Guest:
     def serve(self) -> None:
         set_handler(SIGINT, IGNORE)
         set_handler(_MEMORY, IGNORE)
+        give_back()
         self._channel.send(wire.Ready(pid=os.getpid()))
         try:
             while (request := self._channel.receive()) is not None:

@@ -78,6 +78,27 @@ class Snapshots:
             return bed.recv(64)
 
 
+def share_memory() -> str | None:
+    """In the zygote: let kernels share what is in memory now, also once they wrote to it and it is as it was again.
+
+    None, or why they will not.
+    """
+    if _snapshot is None:
+        return "Holdfast was installed without the C part that does it"
+    try:
+        _snapshot.make_image(wire.IMAGE_NAME)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def give_back() -> None:
+    """Drop the pages that are as they were in the zygote. The snapshots that learn what cells write to do it again."""
+    if _snapshot is not None:
+        with suppress(OSError):  # a courtesy to the machine
+            _snapshot.give_back()
+
+
 def _offsets() -> dict[int, int]:
     offsets = {}
     for fd, status in outside.open_files():

@@ -16,6 +16,8 @@ MEMORY_SIGNAL = signal.SIGXCPU
 """From the host to a kernel that nears its cap: raise MemoryError. (Nobody limits CPU seconds in here.)"""
 LOCATION_SIGNAL = signal.SIGPWR
 """From the host to a kernel that is about to be killed: write down where you are (in the trace pipe)."""
+IMAGE_NAME = "holdfast-image"
+"""Of the file in memory that holds what a zygote shares with its kernels (`_image.c`), as `/proc/PID/maps` shows it."""
 
 EGRESS_ADDRESS = ("127.0.0.1", 3128)
 """Where guests that may reach something find the host's proxy. Nothing else is in their network."""

@@ -26,7 +26,7 @@ import msgspec
 from holdfast.guest import renames
 from holdfast.guest.main import Guest
 from holdfast.guest.shell import GuestShell, make_shell
-from holdfast.guest.snapshots import Snapshots
+from holdfast.guest.snapshots import Snapshots, share_memory
 from holdfast.kernel import framing, wire
 from holdfast.sandbox import linux, mounts, namespaces, pid1, seccomp
 from holdfast.sandbox.confine import confine_init, confine_kernel, confine_session
@@ -43,6 +43,9 @@ display(frame)
 frame
 """
 _WARM_PLOT = "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.title('warm'); plt.show()"
+_EVERYDAY_CELLS = ("1 + 1", "import sys; path = sys.path")
+_UNTIL_SETTLED = 10
+"""Python 3.11 fits code to its values at the eighth call, and once more where that did not succeed."""
 _decoder = msgspec.msgpack.Decoder(wire.ForkSession)
 
 
@@ -59,6 +62,9 @@ def main() -> None:
     gc.disable()
     gc.freeze()
     own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    # The last that is done before kernels are forked: what is written from here on is no part of it.
+    if (reason := share_memory()) is not None:
+        print(f"kernels will not share what they have written to and left as it was: {reason}", file=sys.stderr)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions that ended are reaped by Linux itself
     framing.send_with_fds(control, wire.Forked(pid=os.getpid()), [])
     while True:
@@ -83,9 +89,26 @@ def _warm_up() -> GuestShell:
         shell.run_cell(_WARM_DATA)
     if "matplotlib.pyplot" in loaded:
         shell.run_cell(_WARM_PLOT)
+    _settle_caches(shell, [_WARM_DATA] if "pandas" in loaded else [])
     shell.forget()
     renames.install()
     return shell
+
+
+def _settle_caches(shell: GuestShell, data: list[str]) -> None:
+    """Leave nothing for a kernel to write that the next kernel writes as well.
+
+    Python counts the calls of a function until it has fitted its code to what it sees, and keeps the methods that were
+    looked up last under their names: each such count, and each name that comes or goes, is a page of the kernel's own.
+    """
+    getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # the latter until Python 3.12
+    for _ in range(_UNTIL_SETTLED):
+        for cell in data:
+            shell.run_cell(cell)
+    for _ in range(2 * _UNTIL_SETTLED):
+        for cell in _EVERYDAY_CELLS:
+            shell.execute(cell)
+        shell.touch_hot_pages()
 
 
 def _import(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 The cap binds the kernel's *own* memory. While a snapshot sleeps, every page that the kernel rewrites exists twice;
 those copies are nobody's fault and are paid from a reserve. How large they are is known exactly: they are the pages
-that only the snapshot maps any more.
+that only the snapshot maps any more. Pages of the zygote's image (`_image.c`) are not among them, though a snapshot may
+be the last to map one: no cgroup of a session pays for them.
 
 Past nine tenths of the cap the cell gets a MemoryError, once, and a little room so that it gets as far as raising it.
 At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and looked at:
@@ -195,7 +196,8 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that only this process maps; 0 if it is gone."""
+    """Memory that only this process maps, but for the zygote's image; 0 if it is gone."""
     with suppress(PermissionError):
-        return procfs.sizes_bytes(f"/proc/{pid}/smaps_rollup", b"Private_Clean", b"Private_Dirty")
+        private = procfs.sizes_bytes(f"/proc/{pid}/smaps_rollup", b"Private_Clean", b"Private_Dirty")
+        return max(0, private - procfs.alone_in_file_bytes(pid, wire.IMAGE_NAME)) if private else 0
     return 0

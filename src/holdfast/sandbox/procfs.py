@@ -5,10 +5,20 @@ a form feed or a carriage return stays as it is, and so do bytes that are no tex
 cut at newlines alone, and a line that is not as Linux writes it counts for nothing.
 """
 
+import os
 import re
+import sys
+from contextlib import suppress
 
 _SIZE = re.compile(rb"(\w+):\s+(\d{1,18}) kB")
 _GONE = (FileNotFoundError, ProcessLookupError)
+_AREA = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +(.*)", re.S)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_HIGHEST = 7 if sys.byteorder == "little" else 0
+_ALONE_IN_FILE = 0xA1
+"""The highest byte of an entry in `pagemap`: present, of a file, mapped by this process alone."""
+_MOST_LOOKED_AT = 1 << 18
+"""Pages. A guest can map as much as it likes under any name."""
 
 
 def lines(path: str) -> list[bytes]:
@@ -30,3 +40,17 @@ def sizes_bytes(path: str, *fields: bytes) -> int:
     """The sum of some lines `field: number kB`."""
     found = (_SIZE.fullmatch(line) for line in lines(path))
     return sum(int(size[2]) << 10 for size in found if size and size[1] in fields)
+
+
+def alone_in_file_bytes(pid: int, memfd: str) -> int:
+    """Of a memfd of that name, the pages that this process alone maps. Its own copies of such pages do not count."""
+    name, found, left = f"/memfd:{memfd} (deleted)".encode(), 0, _MOST_LOOKED_AT
+    areas = [area for line in lines(f"/proc/{pid}/maps") if (area := _AREA.fullmatch(line)) and area[3] == name]
+    with suppress(*_GONE), open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
+        for area in areas:
+            first, end = int(area[1], 16) // _PAGE_BYTES, int(area[2], 16) // _PAGE_BYTES
+            left -= end - first
+            if left < 0:
+                break
+            found += os.pread(pagemap.fileno(), (end - first) * 8, first * 8)[_HIGHEST::8].count(_ALONE_IN_FILE)
+    return found * _PAGE_BYTES

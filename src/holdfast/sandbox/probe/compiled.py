@@ -27,7 +27,7 @@ def findings() -> list[Finding]:
             name="compiled parts", required=pid1.EXECUTABLE.exists() and not init_works, ok=whole,
             detail=f"{init}; {fork}",
             why="without pid 1 each session costs about 2 MiB more; without the thread-keeping fork, kernels that have "
-            "started threads cannot be rolled back in memory (`unprotected`)",
+            "started threads cannot be rolled back in memory (`unprotected`), and each takes about twice the memory",
             remedy="" if whole else compile_them,
         ),
         Finding(
