@@ -105,7 +105,7 @@ async def test_two_clients_of_a_home_have_a_session_each_and_come_back_to_it(
 async def test_whoever_starts_it_says_what_is_reached_and_takes_it_back_by_leaving_it_out(
     home: Path, over_stdio: Connect, run: Run, text: Text
 ) -> None:
-    get = "import requests; requests.get('http://{0}/data').status_code"
+    get = "import urllib.request; urllib.request.urlopen('http://{0}/data').status"
     with serving() as upstream:
         get = get.format(upstream.at)
         with started(home, "--name", "eve", "--egress", upstream.at, "--egress", "127.0.0.1:1") as process:
