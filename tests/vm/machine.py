@@ -54,10 +54,13 @@ def pytest_inside(
     """Counts by outcome, and the machine's exit code, from reports that came out of the machine."""
     # The sessions' disk must be a real one; the environment is read where the host has it.
     home = f"mkdir -p {HOME} && ln -s {shlex.quote(os.environ['HOLDFAST_HOME'])}/envs {HOME}/envs"
-    words = [sys.executable, "-m", "pytest", *ONLY_PLUGINS, "--timeout=900", *arguments]
-    once = shlex.join([*words, "--durations=15", "--junitxml=/exchange/report.xml"])
+    words = [sys.executable, "-m", "pytest", *ONLY_PLUGINS, "--timeout=900"]
+    once = shlex.join([*words, *arguments, "--durations=15", "--junitxml=/exchange/report.xml"])
     # As outside (`tests/stages.py`): what failed is tried once more. It is cheaper in here than a machine of its own.
-    again = shlex.join([*words, "--last-failed", "--last-failed-no-failures=none", "--junitxml=/exchange/again.xml"])
+    # Files are named, and not their tests: pytest would miss those of a file in which none failed.
+    files = dict.fromkeys(argument.partition("::")[0] for argument in arguments)
+    words += [*files, "--last-failed", "--last-failed-no-failures=none"]
+    again = shlex.join([*words, "--junitxml=/exchange/again.xml"])
     done = boot.run(
         ["sh", "-c", f"{home} || exit 126; {once}; code=$?; [ $code -eq 1 ] || exit $code; exec {again}"],
         sys.stdout.buffer,
