@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.conftest import lean as lean
 
 from holdfast import HoldfastError, Session
 
