@@ -69,6 +69,7 @@ class Kernel:
         self._pid_inside = 0
         self._reaped: set[int] = set()
         self._control = control
+        self._sending = anyio.Lock(fast_acquire=True)
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
         self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
@@ -125,9 +126,10 @@ class Kernel:
 
     async def send(self, message: wire.Message) -> None:
         """Give the kernel a request. A kernel that is gone is noticed by `wait`, not here."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            for packet in framing.addressed(message, to=self._pid_inside):
-                await self._send_packet(packet)
+        async with self._sending:  # an answer of many packets may be on its way, and a thread's save be done meanwhile
+            with suppress(BrokenPipeError, ConnectionResetError):
+                for packet in framing.addressed(message, to=self._pid_inside):
+                    await self._send_packet(packet)
 
     def send_nowait(self, message: wire.Message) -> bool:
         """The same without waiting; False: it does not fit at once, and nothing was sent."""
