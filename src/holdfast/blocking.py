@@ -1,11 +1,14 @@
 """`AsyncSession` for code without an event loop: the same verbs, blocking, from any thread."""
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
@@ -13,6 +16,7 @@ import anyio.to_thread
 from holdfast import engine
 from holdfast.api import SessionInfo
 from holdfast.client import AsyncSession, Verb, shell_result
+from holdfast.errors import RunAbandoned
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Completions, Event, HistoryEntry, Name, Output, Recovery, Run, ShellResult, StreamName
 from holdfast.records import FileEntry, RunCard
@@ -22,6 +26,8 @@ from holdfast.watching import OnDisplay, OnEvent, OnText, deliverer, pump
 from holdfast.workfiles import Written
 
 T = TypeVar("T")
+Interrupt = Callable[["asyncio.Task[Any] | None"], Awaitable[bool]]
+"""Asks what a task waits for to end; False: it does not run."""
 _CATCH_UP_S = 10.0
 """A callback that failed is called no more: it is not waited for longer than this."""
 
@@ -197,18 +203,19 @@ class Session:
     def _watched(
         self, verb: Callable[[Emit | None], Coroutine[Any, Any, T]], deliver: Callable[[Event], object] | None
     ) -> T:
-        return watched(verb, deliver, interrupt=self.interrupt)
+        reached = self._session._reached
+        return watched(verb, deliver, interrupt=lambda caller: reached.interrupt(caller=caller))
 
 
 def watched(
     verb: Callable[[Emit | None], Coroutine[Any, Any, T]],
     deliver: Callable[[Event], object] | None,
     *,
-    interrupt: Callable[[], object],
+    interrupt: Interrupt,
 ) -> T:
     """Carry out a verb in the event loop while this thread hands its events to the callbacks."""
     if deliver is None:
-        return _interruptible(lambda: verb(None), interrupt)
+        return _Call(lambda: verb(None), interrupt).wait()
     events: queue.Queue[Event | None] = queue.Queue(maxsize=1000)
 
     async def emit(event: Event) -> None:
@@ -221,25 +228,51 @@ def watched(
         try:
             return await verb(emit)
         finally:
-            await anyio.to_thread.run_sync(events.put, None)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(events.put, None)
 
-    return _interruptible(carry_out, interrupt, lambda: pump(events, deliver))
+    call = _Call(carry_out, interrupt)
+    return call.wait(lambda: pump(events, deliver, is_over=call.is_over))
 
 
-def _interruptible(
-    verb: Callable[[], Coroutine[Any, Any, T]],
-    interrupt: Callable[[], object],
-    meanwhile: Callable[[], None] = lambda: None,
-) -> T:
-    future = engine.start(verb)
-    try:
-        meanwhile()
-        return future.result()
-    except KeyboardInterrupt:
-        interrupt()
-        meanwhile()  # what is on its way must still be taken, or the run could not end
-        future.result()
-        raise
+class _Call(Generic[T]):
+    """A verb under way in the engine. Ctrl-C ends it and no other, also while it waits behind another's run."""
+
+    def __init__(self, verb: Callable[[], Coroutine[Any, Any, T]], interrupt: Interrupt) -> None:
+        self._verb = verb
+        self._interrupt = interrupt
+        self._future: Future[T] = Future()
+        self._begun: tuple[asyncio.Task[Any] | None, anyio.CancelScope] | None = None
+
+    def is_over(self) -> bool:
+        return self._future.done()
+
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> T:
+        try:
+            engine.start(self._carry_out, self._future)
+            meanwhile()
+            return engine.outcome(self._future)
+        except KeyboardInterrupt:
+            if engine.wait(self._end):
+                meanwhile()  # what is on its way must still be taken, or the run could not end
+                with suppress(RunAbandoned):
+                    engine.outcome(self._future)
+            raise
+
+    async def _carry_out(self) -> T:
+        with anyio.CancelScope() as scope:
+            self._begun = asyncio.current_task(), scope
+            return await self._verb()
+        raise RunAbandoned("it was interrupted before it began", hint="run it again when you mean it")
+
+    async def _end(self) -> bool:
+        """False: it has not even begun, and will not. What was handed to the engine before this has."""
+        if self._begun is None:
+            return False
+        caller, scope = self._begun
+        if not await self._interrupt(caller):
+            scope.cancel()
+        return True
 
 
 class _Asker:

@@ -23,6 +23,9 @@ from holdfast.service import Service
 
 T = TypeVar("T")
 Verb = Callable[[], Coroutine[Any, Any, T]]
+_LOOK_UP_S = 0.5
+"""A signal that comes when a thread is just about to wait is not noticed before it does something: it looks up now and
+then."""
 _FAREWELL_S = 5.0
 """For telling servers, when the process ends, that its sessions there end too."""
 
@@ -50,11 +53,9 @@ class _Engine:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
 
-    def start(self, verb: Verb[T]) -> "Future[T]":
+    def start(self, verb: Verb[T], future: "Future[T]") -> None:
         """Not by anyio's portal: that makes the caller wait until its task has started, one thread's wake-up more."""
-        future: Future[T] = Future()
         self.loop.call_soon_threadsafe(self._begin, verb, future)
-        return future
 
     def _begin(self, verb: Verb[T], future: "Future[T]") -> None:
         task = self.loop.create_task(_carry_out(self.loop, verb, future))
@@ -76,7 +77,9 @@ class _Engine:
     def close(self) -> None:
         """Give up every home, whatever is still under way: a process that ends waits for nobody."""
         try:
-            self.start(self._close_services).result()
+            closing: Future[None] = Future()
+            self.start(self._close_services, closing)
+            closing.result()
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
@@ -119,24 +122,38 @@ _left_behind: list[_Engine | None] = []
 _starting = threading.Lock()
 
 
-def start(verb: Verb[T]) -> "Future[T]":
-    """Have the engine carry out a verb; cancelling the future cancels it."""
-    return _running().start(verb)
+def start(verb: Verb[T], future: "Future[T]") -> None:
+    """Have the engine carry out a verb; cancelling the future cancels it. Who makes that has it also where Ctrl-C comes
+    in the midst of this, when the verb may have begun."""
+    _running().start(verb, future)
 
 
 def wait(verb: Verb[T]) -> T:
     """The same, and wait for it. Ctrl-C ends it."""
-    future = start(verb)
+    future: Future[T] = Future()
     try:
-        return future.result()
+        start(verb, future)
+        return outcome(future)
     except KeyboardInterrupt:
         future.cancel()
         raise
 
 
+def outcome(future: "Future[T]") -> T:
+    """Its result, when it is there. Ctrl-C is heard meanwhile."""
+    while True:
+        try:
+            future.exception(timeout=_LOOK_UP_S)
+        except TimeoutError:  # a verb's own is returned there, not raised
+            continue
+        return future.result()
+
+
 async def run(verb: Verb[T]) -> T:
     """The same, without blocking the caller's event loop."""
-    return await asyncio.wrap_future(start(verb))
+    future: Future[T] = Future()
+    start(verb, future)
+    return await asyncio.wrap_future(future)
 
 
 def call(function: Callable[[], T]) -> T:

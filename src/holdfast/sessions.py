@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -71,6 +71,8 @@ class LiveSession:
         self._queue = anyio.Lock(fast_acquire=True)
         """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
         self._turn = anyio.Lock(fast_acquire=True)
+        self._caller: asyncio.Task[Any] | None = None
+        """Who has the turn."""
         self._settling: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         """Somebody waits for it."""
@@ -150,8 +152,11 @@ class LiveSession:
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
-    def interrupt(self) -> bool:
-        """Ask the run that has its turn to end, also before its code begins. False if nothing runs, or not any more."""
+    def interrupt(self, *, caller: "asyncio.Task[Any] | None" = None) -> bool:
+        """Ask the run that has its turn to end, also before its code begins; that of one caller, if he is named. False
+        if nothing runs, or not any more."""
+        if caller is not None and caller is not self._caller:
+            return False
         return self.computer.stops.ask(Stop(reason="interrupted", message="the run was interrupted"))
 
     async def reset(self) -> None:
@@ -198,6 +203,7 @@ class LiveSession:
         frozen again."""
         async with self._queue, self._turn:
             self.computer.stops.expect(changes_memory)
+            self._caller = asyncio.current_task()
             try:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
@@ -210,6 +216,7 @@ class LiveSession:
                 finally:
                     self._put_to_rest(changes_memory=changes_memory)
             finally:
+                self._caller = None
                 self.computer.stops.expect(False)
 
     @asynccontextmanager

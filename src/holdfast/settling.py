@@ -20,7 +20,7 @@ from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified, requests_sent
 from holdfast.resources.descent import Parts
-from holdfast.resources.publish import publish
+from holdfast.resources.publish import discard, publish
 from holdfast.resources.restoring import fill_stage, plan_restore
 from holdfast.resources.workspace import Workspace
 from holdfast.state import State, next_version, sealed, with_changes, with_names
@@ -251,8 +251,11 @@ def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
     crashpoint("settle.saved.before")
     with _refusals_of(books.workspace):
         stage = books.workspace.stage_path(books.workspace.new_stage())
-        fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
-        publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
+        try:
+            fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
+            publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
+        finally:
+            discard(stage)  # if it failed: the next try fills another, and needs the room
         if books.workspace.shared is None:
             books.workspace.intact.remember(changes)
         write_manifest(books, after)

@@ -3,6 +3,7 @@
 import asyncio
 import queue
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from holdfast.kernel.conduct import Emit
@@ -12,11 +13,16 @@ OnText = Callable[[str], object]
 OnDisplay = Callable[[Display], object]
 OnEvent = Callable[[Event], object]
 _AHEAD = 100
+_LOOK_UP_S = 0.5
+"""See `engine`."""
 
 
-def pump(events: "queue.Queue[Event | None]", deliver: Callable[[Event], object]) -> None:
+def pump(
+    events: "queue.Queue[Event | None]", deliver: Callable[[Event], object], *, is_over: Callable[[], bool]
+) -> None:
+    """Until `None` comes, or the run is over: Ctrl-C may have taken that away, or be noticed only where we look up."""
     failure: BaseException | None = None
-    while (event := events.get()) is not None:
+    while (event := _next(events, is_over)) is not None:
         try:
             if failure is None:
                 deliver(event)
@@ -24,6 +30,15 @@ def pump(events: "queue.Queue[Event | None]", deliver: Callable[[Event], object]
             failure = error
     if failure is not None:
         raise failure
+
+
+def _next(events: "queue.Queue[Event | None]", is_over: Callable[[], bool]) -> Event | None:
+    while True:
+        was_over = is_over()
+        with suppress(queue.Empty):
+            return events.get(timeout=0 if was_over else _LOOK_UP_S)
+        if was_over:
+            return None
 
 
 def deliverer(

@@ -1,5 +1,6 @@
 """A mistake of ours: no run is left without an end, nothing that was verified is lost, and the session goes on."""
 
+import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast import Session, retention, settling, transaction
+from holdfast.blobs.local import LocalBlobs
 from holdfast.computer import Computer
 from holdfast.config import default_home
-from holdfast.errors import InternalFault
+from holdfast.errors import DiskFull, InternalFault
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
@@ -102,6 +104,30 @@ def test_what_a_run_saved_before_we_failed_it_is_not_overwritten_by_the_next(
     session.run("log.write('next\\n'); log.flush()")
 
     assert session.read("log") == b"first\nsaved\nnext\n"
+    assert_sound(session)
+
+
+def test_what_was_saved_and_found_no_room_does_not_take_up_more_with_each_try(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = LocalBlobs.copy_to
+
+    def is_full(blobs: LocalBlobs, sha256: str, dir_fd: int, name: bytes, **how: Any) -> None:
+        if name == b"b":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copy(blobs, sha256, dir_fd, name, **how)
+
+    monkeypatch.setattr(LocalBlobs, "copy_to", is_full)
+    for code in (
+        "from holdfast import kit\nfor n in 'ab': open(n, 'w').write(n)\nkit.save('a', 'b')\n1 / 0",
+        "'the next request tries again'",
+    ):
+        with pytest.raises(DiskFull):
+            session.run(code)
+        assert list((default_home() / "sessions" / session.id).glob("stages/*/data/*")) == []
+
+    monkeypatch.undo()
+    assert session.run("open('a').read() + open('b').read()").text == "'ab'"
     assert_sound(session)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.conftest import lean as lean
 
 from holdfast import HoldfastError, Session
 
@@ -153,6 +152,83 @@ def test_ctrl_c_while_output_streams_interrupts_too(home: Path, lean: Path) -> N
     assert "KeyboardInterrupt" in err
     assert os.listdir(home / "sessions") == []
     assert cgroups(home) == []
+
+
+HEARD_ELSEWHERE = f"""
+import threading, time
+def ask():
+    while not any(Path(home, "sessions", s.id).glob("stages/*/data/started")): time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # noted, and the main thread sleeps on
+threading.Thread(target=ask).start()
+try: {ENDLESS[:-1]}, timeout=30)
+except KeyboardInterrupt: print(s.history()[-1].reason)
+"""
+
+
+def test_ctrl_c_that_comes_when_the_caller_is_just_about_to_wait_is_heard(home: Path, lean: Path) -> None:
+    code, out, err = Owner(home, lean, HEARD_ELSEWHERE).end()
+
+    assert (code, err) == (0, "")
+    assert "the run was interrupted" in out, "and did not come to its deadline"
+
+
+WHILE_IT_IS_HANDED_OVER = f"""
+from holdfast import engine
+start = engine.start
+def interrupted(*given):
+    engine.start = start
+    start(*given)
+    raise KeyboardInterrupt
+engine.start = interrupted
+try: {ENDLESS[:-1]}, timeout=30)
+except KeyboardInterrupt: print(s.run("6 * 7").text, [each.reason for each in s.history() if "30 s" in each.reason])
+"""
+
+
+def test_ctrl_c_while_a_run_is_handed_over_ends_it_too(home: Path, lean: Path) -> None:
+    assert Owner(home, lean, WHILE_IT_IS_HANDED_OVER).end() == (0, "42 []\n", "")
+
+
+WHEN_ALL_IS_SEEN = """
+from concurrent.futures import Future
+result = Future.result
+def interrupted(self, timeout=None):
+    Future.result = result
+    raise KeyboardInterrupt
+Future.result = interrupted
+try: s.run("print('all of it')", on_stdout=lambda text: print(text, end=""))
+except KeyboardInterrupt: print(s.history()[-1].status)
+"""
+
+
+def test_ctrl_c_when_all_of_a_run_was_seen_already_waits_for_nothing(home: Path, lean: Path) -> None:
+    assert Owner(home, lean, WHEN_ALL_IS_SEEN).end() == (0, "all of it\ncommitted\n", "")
+
+
+BEHIND_ANOTHER = """
+import threading, time
+asked, go_on, ended = threading.Event(), threading.Event(), []
+def answer(prompt, password):
+    asked.set()
+    go_on.wait()
+    return "an answer"
+def ask():
+    while not waits(): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+other = threading.Thread(target=lambda: ended.append(s.run("input()", on_input=answer)))
+other.start()
+asked.wait()
+threading.Thread(target=ask).start()
+try: s.run("mine = True")
+except KeyboardInterrupt: go_on.set()
+other.join()
+print(ended[0].status, ended[0].text, "mine" in s.names(), flush=True)
+"""
+
+
+def test_ctrl_c_while_a_run_waits_behind_another_ends_that_and_not_the_other(home: Path, lean: Path) -> None:
+    waits = "waits = lambda: s._session._transport._session._queue.statistics().tasks_waiting\n"
+    assert Owner(home, lean, waits + BEHIND_ANOTHER).end() == (0, "committed 'an answer' False\n", "")
 
 
 def test_what_a_killed_owner_left_is_swept_by_the_next(home: Path, lean: Path) -> None:

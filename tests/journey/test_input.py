@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -96,3 +97,23 @@ async def test_a_face_that_fails_to_ask_is_told_and_the_session_works(session: A
         await session.run("input()", on_input=fail)
 
     assert (await session.run("6 * 7")).text == "42"
+
+
+async def test_an_answer_that_is_broken_off_by_an_interrupt_does_not_cost_memory(session: AsyncSession) -> None:
+    await session.run("kept = 7")
+    reached: Any = session._transport
+    sending = reached._session.computer.kernel._sending
+
+    async def answer(prompt: str, password: bool) -> str:
+        asyncio.get_running_loop().create_task(interrupt())
+        return "y" * (60 << 20)
+
+    async def interrupt() -> None:
+        while not sending.locked():
+            await anyio.sleep(0.001)
+        reached._session.interrupt()
+
+    run = await session.run("len(input())", on_input=answer)
+
+    assert run.error is None or run.error.code == "interrupted"
+    assert (await session.run("kept")).text == "7"

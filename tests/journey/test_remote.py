@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from tests.journey.test_home import BEHIND_ANOTHER
 from tests.lean import lean_home
 
 from holdfast import AsyncSession, HoldfastError, Session, engine, shared
@@ -301,6 +302,20 @@ def test_ctrl_c_interrupts_the_cell_at_the_server(server: Any) -> None:
     assert client.communicate(timeout=60)[0] == "(1, False)\n"
     assert client.returncode == 0
     assert session not in os.listdir(server.home / "sessions"), "it was not closed, and ended with its process"
+
+
+def test_ctrl_c_while_a_run_waits_at_the_server_ends_that_and_not_the_one_before_it(server: Any) -> None:
+    code = (
+        "import os, signal, sys\nfrom holdfast import Session\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "s = Session(memory='128M', url=sys.argv[1], token=sys.argv[2])\n"
+        "followed = s._session._transport._following\n"
+        "waits = lambda: len(followed) == 2 and all(each._began for each in list(followed.values()))\n"
+    )
+    client = [sys.executable, "-c", code + BEHIND_ANOTHER, server.url, server.token]
+    ended = subprocess.run(client, capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout) == (0, "committed 'an answer' False\n"), ended.stderr
 
 
 def test_who_runs_code_in_his_own_process_does_not_wait_for_an_http_client_to_load() -> None:

@@ -277,3 +277,25 @@ def test_a_savepoint_that_could_not_be_written_down_is_refused_and_nothing_else(
         assert run.receipt.facts().saved == (["then"] if "then" in end else [])
         assert session.info().state == "ready"
         assert ok(session.run("1")).status == "committed"
+
+
+def test_a_thread_may_save_while_a_long_answer_is_on_its_way(session: Session) -> None:
+    code = dedent("""
+        import threading
+        from holdfast import kit
+        open('part', 'w').write('x')
+        is_answered, refused = threading.Event(), []
+        def save():
+            while not is_answered.is_set():
+                try: kit.save('part')
+                except kit.SaveRefused as error: refused.append(str(error))
+        saving = threading.Thread(target=save)
+        saving.start()
+        lengths = [len(input()) for _ in range(3)]
+        is_answered.set()
+        saving.join()
+        lengths, refused
+    """)
+    run = ok(session.run(code, on_input=lambda *_: "y" * (8 << 20)))
+
+    assert run.text == f"({[8 << 20] * 3}, [])"

@@ -77,6 +77,9 @@ class _Face:
     def interrupt(self) -> bool:
         return engine.call(self._job.interrupt)
 
+    async def _interrupt(self, caller: object) -> bool:
+        return self._job.interrupt()
+
     def run(self) -> int:
         with interrupting(self) as stop:
             run, screen = self._carry_out(stop)
@@ -107,10 +110,10 @@ class _Face:
 
     def _watch(self, screen: Screen, *, quiet: bool) -> Run:
         if quiet:
-            return watched(self._job.run, None, interrupt=self.interrupt)
+            return watched(self._job.run, None, interrupt=self._interrupt)
         deliver = deliverer(screen.stdout, screen.stderr, screen.display, None)
         with Status(screen, lambda: engine.call(self._job.memory_bytes), cap_bytes=self._asked.limits.memory_bytes):
-            return watched(self._job.run, deliver, interrupt=self.interrupt)
+            return watched(self._job.run, deliver, interrupt=self._interrupt)
 
     def _conclude(self, screen: Screen, run: Run) -> None:
         if self._asked.as_json:

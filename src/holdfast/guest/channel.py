@@ -53,7 +53,9 @@ class Channel:
         when what was for the kernel before us lies there still."""
         while packet := self._receive(framing.ADDRESSED_BYTES):
             ours = framing.received(packet, by=getpid())
-            if ours is not None and (body := self._assembler.feed(ours)) is not None:
+            if ours == framing.FORGET:
+                self._assembler = framing.Assembler(max_bytes=_HOST_MESSAGE_BYTES)
+            elif ours is not None and (body := self._assembler.feed(ours)) is not None:
                 return _decoder.decode(body)
         return None
 

@@ -69,6 +69,9 @@ class Kernel:
         self._pid_inside = 0
         self._reaped: set[int] = set()
         self._control = control
+        self._sending = anyio.Lock(fast_acquire=True)
+        self._is_torn = False
+        """The last message was not sent to its end."""
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
         self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
@@ -125,13 +128,17 @@ class Kernel:
 
     async def send(self, message: wire.Message) -> None:
         """Give the kernel a request. A kernel that is gone is noticed by `wait`, not here."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            for packet in framing.addressed(message, to=self._pid_inside):
-                await self._send_packet(packet)
+        async with self._sending:  # an answer of many packets may be on its way, and a thread's save be done meanwhile
+            left = framing.addressed(message, to=self._pid_inside, forget=self._is_torn)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                while left:
+                    await self._send_packet(left[0])
+                    self._is_torn = len(left) > 1  # whoever is cancelled here leaves it so
+                    left.pop(0)
 
     def send_nowait(self, message: wire.Message) -> bool:
         """The same without waiting; False: it does not fit at once, and nothing was sent."""
-        packets = framing.addressed(message, to=self._pid_inside)
+        packets = framing.addressed(message, to=self._pid_inside, forget=self._is_torn)
         if len(packets) > 1:
             return False
         try:

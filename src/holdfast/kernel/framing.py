@@ -6,6 +6,7 @@ everything that does not decode as an attack: see `ProtocolViolation`.
 
 What the host sends to a kernel has an address after that byte: the kernel's pid, as its own pid namespace numbers it. A
 kernel and the snapshot that takes its place have one socket: what lies there for a dead one must not be carried out.
+Where a message was broken off between two of its packets, the next begins with `FORGET`.
 """
 
 import array
@@ -21,6 +22,7 @@ from holdfast.kernel.wire import Message
 PACKET_BYTES = 60_000
 MAX_FDS = 16
 _ADDRESS = struct.Struct("<I")
+FORGET = b"\2"
 ADDRESSED_BYTES = 1 + _ADDRESS.size + PACKET_BYTES
 
 _encoder = msgspec.msgpack.Encoder()
@@ -40,10 +42,11 @@ def packets(message: Message) -> list[bytes]:
     return [*(b"\1" + part for part in parts[:-1]), b"\0" + parts[-1]]
 
 
-def addressed(message: Message, *, to: int) -> list[bytes]:
-    """The same, for the kernel of that pid and no other."""
+def addressed(message: Message, *, to: int, forget: bool = False) -> list[bytes]:
+    """The same, for the kernel of that pid and no other; `forget`: it has a part of another, which does not go on."""
     address = _ADDRESS.pack(to)
-    return [packet[:1] + address + packet[1:] for packet in packets(message)]
+    first = [FORGET] if forget else []
+    return [packet[:1] + address + packet[1:] for packet in (*first, *packets(message))]
 
 
 def received(packet: bytes, *, by: int) -> bytes | None:

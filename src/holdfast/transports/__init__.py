@@ -3,8 +3,9 @@
 Everything here runs in the engine's event loop, or in a server's own.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from holdfast.api import SessionInfo
 from holdfast.expectations import PathLike
@@ -66,7 +67,9 @@ class Transport(Protocol):
 
     async def output(self, run: str, stream: StreamName) -> bytes: ...
 
-    async def interrupt(self) -> bool: ...
+    async def interrupt(self, *, caller: "asyncio.Task[Any] | None" = None) -> bool:
+        """What runs; or only what one task waits for here, if it is named."""
+        ...
 
     async def reset(self) -> None: ...
 

@@ -1,7 +1,8 @@
 """A session of this process."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from holdfast import verbs, workfiles
 from holdfast.api import SessionInfo
@@ -87,8 +88,8 @@ class Embedded:
     async def output(self, run: str, stream: StreamName) -> bytes:
         return await self._session.output(run, stream)
 
-    async def interrupt(self) -> bool:
-        return self._session.interrupt()
+    async def interrupt(self, *, caller: "asyncio.Task[Any] | None" = None) -> bool:
+        return self._session.interrupt(caller=caller)
 
     async def reset(self) -> None:
         await self._session.reset()

@@ -164,11 +164,16 @@ class Follower:
             self._failed = error
             self._scope.cancel()
 
-    async def _interrupt(self) -> None:
+    async def interrupt(self) -> bool:
+        """Ask it to end, also while it waits for its turn, and go on following. False: it is over, or not known yet."""
         if self._over or not self._began:
-            return
+            return False
+        address = f"{self._at}/{self._run}/interrupt"
+        return (await self._connection.ask("POST", address, api.Interrupted)).interrupted
+
+    async def _interrupt(self) -> None:
         with anyio.move_on_after(_LAST_WORD_S, shield=True), suppress(HoldfastError):
-            await self._connection.ask("POST", f"{self._at}/{self._run}/interrupt", api.Interrupted)
+            await self.interrupt()
 
 
 def _all_events(run: Run) -> list[Event]:

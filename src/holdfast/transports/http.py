@@ -69,7 +69,9 @@ class Remote:
         self._connection = connection
         self._keep = keep
         self._at = f"/v1/sessions/{info.id}"
-        self._following, self._followed = 0, asyncio.Event()
+        self._following: dict[asyncio.Task[Any] | None, Follower] = {}
+        """By who waits for it."""
+        self._followed = asyncio.Event()
         self._used_up: deque[str] = deque(maxlen=_MOST_PLANS)
         self._holding = asyncio.create_task(self._hold()) if attached else None
 
@@ -104,11 +106,13 @@ class Remote:
         self._used_up.append(card.run)
 
     async def _follow(self, asked: api.AskedRun, emit: Emit | None, ask: Ask | None) -> Run:
-        self._following += 1
+        follower = Follower(self._connection, self.id, asked, emit=emit, ask=ask)
+        caller = asyncio.current_task()
+        self._following[caller] = follower
         try:
-            run = await Follower(self._connection, self.id, asked, emit=emit, ask=ask).follow()
+            run = await follower.follow()
         finally:
-            self._following -= 1
+            del self._following[caller]
             self._followed.set()
         self._learn(run.generation, run.version, run.ckpt)
         return run
@@ -215,7 +219,9 @@ class Remote:
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
-    async def interrupt(self) -> bool:
+    async def interrupt(self, *, caller: "asyncio.Task[Any] | None" = None) -> bool:
+        if caller is not None:
+            return caller in self._following and await self._following[caller].interrupt()
         return (await self._connection.ask("POST", f"{self._at}/interrupt", api.Interrupted)).interrupted
 
     async def reset(self) -> None:

@@ -58,9 +58,10 @@ that is long, slow or overwrites files; then call run_code with the same code.""
 
 class RunCode(Arguments, frozen=True):
     """Run Python in the session, as a notebook cell: the last expression is shown, figures come back as images, \
-variables stay. /mnt/data is the working directory. No network. The run is a transaction: if it crashes, exceeds its \
-time or memory, or misses a declared output, memory and files are as before, and the answer says why and what to do. \
-Code that raises is an answer, not an error of the tool. Nothing goes on after the answer. Run one small step a call."""
+variables stay. /mnt/data is the working directory. No network, but for hosts that `status` lists. The run is a \
+transaction: if it crashes, exceeds its time or memory, or misses a declared output, memory and files are as before, \
+and the answer says why and what to do. Code that raises is an answer, not an error of the tool. Nothing goes on after \
+the answer. Run one small step a call."""
 
     code: Code
     timeout: Timeout = None
