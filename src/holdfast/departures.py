@@ -46,7 +46,6 @@ class Departures:
         self.run = run
         self.before = list(before)
         """Requests of earlier attempts."""
-        self.sent: list[str] = []
         self.refused: list[str] = []
         self._notes = notes
         self._planned = planned
@@ -55,6 +54,11 @@ class Departures:
         self.is_way_there = False
         """The session may reach something."""
         self._left = 0
+
+    @property
+    def sent(self) -> list[str]:
+        """As the journal has it: `verify` compares that with the receipt. Until the run is settled."""
+        return self._notes.sent(self.run)
 
     @property
     def log(self) -> list[str]:
@@ -73,12 +77,7 @@ class Departures:
         self._left += 1  # before it is written: who waits is counted
         await self._planned()  # nothing is written of a run whose plan is not
         request = f"{outgoing.method} {outgoing.target}"[:LONGEST]
-        self.sent.append(request)
-        try:
-            await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
-        except Exception:
-            self.sent.remove(request)
-            raise
+        await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
         crashpoint("egress.noted")
 
     async def take(self, log: Log) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from holdfast.books import Books
-from holdfast.records import Saved, Sent
+from holdfast.records import Saved, Sent, requests_sent
 
 Recall = Callable[[], Awaitable[object]]
 """Has the books go by what the journal has of the run (`plans.Plan.recall`)."""
@@ -31,6 +31,10 @@ class Notes:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         await asyncio.shield(done)
+
+    def sent(self, run: str) -> list[str]:
+        """What has left of a run that is not settled yet, when nothing is on its way any more."""
+        return requests_sent(self._books.open.get(run, ()))
 
     async def wait_written(self) -> None:
         """Nothing is on its way any more."""

@@ -16,7 +16,7 @@ from holdfast.journal import Journal
 from holdfast.notes import Notes
 from holdfast.protocol import is_legal
 from holdfast.receipts import receipt
-from holdfast.records import AnyRecord, Executed, FileEntry, Planned, RunCard, Saved, Sent, Settled, Verified
+from holdfast.records import AnyRecord, Executed, FileEntry, Planned, RunCard, Saved, Sent, Settled, Verified, requests_sent
 from holdfast.requests import RunRequest
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import settle
@@ -209,6 +209,36 @@ async def test_a_run_sends_so_many_and_no_more(books: Books) -> None:
 
     assert sum(isinstance(result, PermissionError) for result in results) == 5
     assert len(sending.sent) == MOST_SENT
+
+
+async def test_a_write_that_fails_leaves_the_same_requests_in_the_receipt_as_in_the_journal(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the same was sent before, and where nobody waits for it any more: `verify` compares the two."""
+    append = books.journal.append
+    is_full = False
+
+    async def noted(*writes: AnyWrite) -> None:
+        if is_full:
+            raise DiskFull("no room", hint="make some")
+        await append(*writes)
+
+    monkeypatch.setattr(books.journal, "append", noted)
+    plan(books)
+    sending = departures(books)
+    for request in SENT:
+        await sending.note(outgoing(request))
+    is_full = True
+    with pytest.raises(DiskFull):
+        await sending.note(outgoing(SENT[0]))
+    leaving = asyncio.create_task(sending.note(outgoing(SENT[1])))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await sending.take(Log("r1"))
+
+    assert requests_sent(await books.read(lambda store: store.records("r1"))) == SENT
+    assert sending.log == SENT
 
 
 async def _at_once() -> None:
