@@ -1,7 +1,8 @@
 """What a run sends through the session's egress, and what it tries to in vain.
 
 Each request is journalled as `Sent` before its first byte leaves: when the run is taken back, or the host is killed,
-that is how anybody knows what may have happened outside. What is refused leaves nothing but a line in the receipt.
+that is how anybody knows what may have happened outside. `Unsent` takes it back where nobody could be reached. What is
+refused leaves nothing but a line in the receipt.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -23,7 +24,7 @@ from holdfast.executions import Execution
 from holdfast.faults import crashpoint
 from holdfast.model import RunError
 from holdfast.notes import Notes
-from holdfast.records import Sent
+from holdfast.records import Sent, Unsent
 
 MOST_SENT = 1_000
 """Of one run. Those past it do not leave."""
@@ -76,9 +77,13 @@ class Departures:
             raise PermissionError("nothing more leaves")
         self._left += 1  # before it is written: who waits is counted
         await self._planned()  # nothing is written of a run whose plan is not
-        request = f"{outgoing.method} {outgoing.target}"[:LONGEST]
-        await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
+        await self._notes.write(Sent(run=self.run, at=time.time(), request=_in_a_line(outgoing)))
         crashpoint("egress.noted")
+
+    async def withdraw(self, outgoing: Outgoing) -> None:
+        """It was noted, and did not leave after all."""
+        with suppress(Exception):  # whatever kept it from being written: then it may have left, for all that is known
+            await self._notes.write(Unsent(run=self.run, at=time.time(), request=_in_a_line(outgoing)))
 
     async def take(self, log: Log) -> None:
         """When the way out is closed again: what it refused, and nothing is on its way to the journal any more."""
@@ -107,6 +112,10 @@ class Departures:
         return f"refused: {what} ({why})" if what else f"refused: {why}"
 
 
+def _in_a_line(outgoing: Outgoing) -> str:
+    return f"{outgoing.method} {outgoing.target}"[:LONGEST]
+
+
 def past_proxy(allowed: AllowList) -> tuple[str, ...] | None:
     """Names of its own network that a guest with this list reaches itself; None: there is no proxy to go past.
 
@@ -132,7 +141,10 @@ class WayOut:
             yield
             return
         departures.is_way_there = True
-        proxy = Proxy(self.allowed, note=departures.note, resolve=self._resolve, withheld=departures.withheld)
+        proxy = Proxy(
+            self.allowed, note=departures.note, withdraw=departures.withdraw, resolve=self._resolve,
+            withheld=departures.withheld,
+        )  # fmt: skip
         serving = asyncio.create_task(proxy.serve(listener))
         log = Log(departures.run)
         try:

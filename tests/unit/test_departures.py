@@ -16,7 +16,19 @@ from holdfast.journal import Journal
 from holdfast.notes import Notes
 from holdfast.protocol import is_legal
 from holdfast.receipts import receipt
-from holdfast.records import AnyRecord, Executed, FileEntry, Planned, RunCard, Saved, Sent, Settled, Verified, requests_sent
+from holdfast.records import (
+    AnyRecord,
+    Executed,
+    FileEntry,
+    Planned,
+    RunCard,
+    Saved,
+    Sent,
+    Settled,
+    Unsent,
+    Verified,
+    requests_sent,
+)
 from holdfast.requests import RunRequest
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import settle
@@ -81,9 +93,11 @@ def tags(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def test_requests_leave_between_plan_and_end() -> None:
-    sent = Sent(run="r1", at=1.0, request=SENT[0])
+    sent, unsent = Sent(run="r1", at=1.0, request=SENT[0]), Unsent(run="r1", at=1.0, request=SENT[0])
 
-    assert [before for before in (Planned, Saved, Sent) if not is_legal(before, sent)] == []
+    assert [before for before in (Planned, Saved, Sent, Unsent) if not is_legal(before, sent)] == []
+    assert [before for before in (Saved, Sent, Unsent) if not is_legal(before, unsent)] == []
+    assert [before for before in (None, Planned, Executed, Verified, Settled) if is_legal(before, unsent)] == []
     assert [before for before in (None, Executed, Verified, Settled) if is_legal(before, sent)] == []
     assert is_legal(Sent, saved("a"))
     assert is_legal(Sent, Executed(run="r1", at=1.0, error_code=None, duration_s=0.0))
@@ -274,6 +288,20 @@ async def test_the_receipt_of_a_rolled_back_run_is_made_of_its_records_alone(boo
     assert told.may_have_happened == SENT
     assert f"May have happened: {SENT[0]}, {SENT[1]}" in told.text
     assert told.steps[0].action == "check"
+
+
+async def test_what_reached_nobody_did_not_happen(books: Books) -> None:
+    plan(books)
+    sending = departures(books)
+    for request in (SENT[0], SENT[1], SENT[0]):
+        await sending.note(outgoing(request))
+    await sending.withdraw(outgoing(SENT[0]))
+
+    assert sending.may_have_happened == SENT
+    settlement = await settle(books, "r1")
+    assert receipt(settlement.receipt.envelope).facts().egress == SENT
+    await books.load()
+    assert books.may_have_happened == SENT
 
 
 async def test_what_may_have_happened_outlives_the_host_until_code_is_committed(books: Books) -> None:
