@@ -35,7 +35,14 @@ NOBODY = AllowList()
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_NETWORK = re.compile(r"gaierror|NameResolution|Connect(ion|or)?\w*Error|URLError|MaxRetryError|ConnectTimeout")
 """What the usual clients raise where nothing can be reached."""
+_NO_ROUTE = re.compile(r"gaierror|NameResolution|in name resolution|Network is unreachable")
+"""What is raised where a name, or an address, was tried that only our proxy could have reached."""
 _NO_EGRESS = 'this session reaches no network; whoever opens it can list hosts: egress=["api.example.com"] or --egress'
+
+_PAST_PROXY = (
+    "this session gets out by HTTP and HTTPS, through the proxy that http_proxy and https_proxy name, and this went "
+    "past it; some clients have to be told to use it (aiohttp: trust_env=True)"
+)
 
 
 class Departures:
@@ -102,9 +109,9 @@ class Departures:
     def _hint(self, error: RunError) -> str:
         if self.refused:
             return f"egress {self.refused[-1]}; run.egress has each attempt"
-        if not self.is_way_there and (_NO_NETWORK.search(error.name) or "Network is unreachable" in error.message):
-            return _NO_EGRESS
-        return ""
+        if self.is_way_there:
+            return _PAST_PROXY if _NO_ROUTE.search(f"{error.name} {error.message}") else ""
+        return _NO_EGRESS if _NO_NETWORK.search(error.name) or _NO_ROUTE.search(error.message) else ""
 
     def _refusal(self, refusal: Refusal) -> str:
         what = f"{refusal.method} {refusal.target}".strip()[:LONGEST]

@@ -137,6 +137,21 @@ def test_a_session_without_egress_says_how_to_get_it(session, code):
     assert run.egress == []
 
 
+@pytest.mark.parametrize("host", ["example.com", "192.0.2.1"])
+def test_who_goes_past_the_proxy_is_told_so(reaching, host):
+    run = reaching.run(f"import socket; socket.create_connection(('{host}', 443), timeout=5)")
+
+    assert run.error is not None
+    assert "https_proxy" in run.error.hint
+    assert run.egress == []
+
+
+def test_a_server_inside_that_is_not_there_is_no_matter_of_the_proxy(reaching):
+    run = reaching.run("import socket; socket.create_connection(('localhost', 9), timeout=5)")
+
+    assert (run.error.name, run.error.hint) == ("ConnectionRefusedError", "")
+
+
 def test_an_error_that_is_not_of_the_network_has_no_such_hint(session):
     assert session.run("1 / 0").error.hint == ""
 
