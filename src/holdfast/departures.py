@@ -1,7 +1,8 @@
 """What a run sends through the session's egress, and what it tries to in vain.
 
 Each request is journalled as `Sent` before its first byte leaves: when the run is taken back, or the host is killed,
-that is how anybody knows what may have happened outside. What is refused leaves nothing but a line in the receipt.
+that is how anybody knows what may have happened outside. `Unsent` takes it back where nobody could be reached. What is
+refused leaves nothing but a line in the receipt.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -23,7 +24,7 @@ from holdfast.executions import Execution
 from holdfast.faults import crashpoint
 from holdfast.model import RunError
 from holdfast.notes import Notes
-from holdfast.records import Sent
+from holdfast.records import Sent, Unsent
 
 MOST_SENT = 1_000
 """Of one run. Those past it do not leave."""
@@ -34,7 +35,14 @@ NOBODY = AllowList()
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_NETWORK = re.compile(r"gaierror|NameResolution|Connect(ion|or)?\w*Error|URLError|MaxRetryError|ConnectTimeout")
 """What the usual clients raise where nothing can be reached."""
+_NO_ROUTE = re.compile(r"gaierror|NameResolution|in name resolution|Network is unreachable")
+"""What is raised where a name, or an address, was tried that only our proxy could have reached."""
 _NO_EGRESS = 'this session reaches no network; whoever opens it can list hosts: egress=["api.example.com"] or --egress'
+
+_PAST_PROXY = (
+    "this session gets out by HTTP and HTTPS, through the proxy that http_proxy and https_proxy name, and this went "
+    "past it; some clients have to be told to use it (aiohttp: trust_env=True)"
+)
 
 
 class Departures:
@@ -46,7 +54,6 @@ class Departures:
         self.run = run
         self.before = list(before)
         """Requests of earlier attempts."""
-        self.sent: list[str] = []
         self.refused: list[str] = []
         self._notes = notes
         self._planned = planned
@@ -55,6 +62,11 @@ class Departures:
         self.is_way_there = False
         """The session may reach something."""
         self._left = 0
+
+    @property
+    def sent(self) -> list[str]:
+        """As the journal has it: `verify` compares that with the receipt. Until the run is settled."""
+        return self._notes.sent(self.run)
 
     @property
     def log(self) -> list[str]:
@@ -72,14 +84,13 @@ class Departures:
             raise PermissionError("nothing more leaves")
         self._left += 1  # before it is written: who waits is counted
         await self._planned()  # nothing is written of a run whose plan is not
-        request = f"{outgoing.method} {outgoing.target}"[:LONGEST]
-        self.sent.append(request)
-        try:
-            await self._notes.write(Sent(run=self.run, at=time.time(), request=request))
-        except Exception:
-            self.sent.remove(request)
-            raise
+        await self._notes.write(Sent(run=self.run, at=time.time(), request=_in_a_line(outgoing)))
         crashpoint("egress.noted")
+
+    async def withdraw(self, outgoing: Outgoing) -> None:
+        """It was noted, and did not leave after all."""
+        with suppress(Exception):  # whatever kept it from being written: then it may have left, for all that is known
+            await self._notes.write(Unsent(run=self.run, at=time.time(), request=_in_a_line(outgoing)))
 
     async def take(self, log: Log) -> None:
         """When the way out is closed again: what it refused, and nothing is on its way to the journal any more."""
@@ -98,14 +109,18 @@ class Departures:
     def _hint(self, error: RunError) -> str:
         if self.refused:
             return f"egress {self.refused[-1]}; run.egress has each attempt"
-        if not self.is_way_there and (_NO_NETWORK.search(error.name) or "Network is unreachable" in error.message):
-            return _NO_EGRESS
-        return ""
+        if self.is_way_there:
+            return _PAST_PROXY if _NO_ROUTE.search(f"{error.name} {error.message}") else ""
+        return _NO_EGRESS if _NO_NETWORK.search(error.name) or _NO_ROUTE.search(error.message) else ""
 
     def _refusal(self, refusal: Refusal) -> str:
         what = f"{refusal.method} {refusal.target}".strip()[:LONGEST]
         why = refusal.reason.replace("_", " ")
         return f"refused: {what} ({why})" if what else f"refused: {why}"
+
+
+def _in_a_line(outgoing: Outgoing) -> str:
+    return f"{outgoing.method} {outgoing.target}"[:LONGEST]
 
 
 def past_proxy(allowed: AllowList) -> tuple[str, ...] | None:
@@ -133,7 +148,10 @@ class WayOut:
             yield
             return
         departures.is_way_there = True
-        proxy = Proxy(self.allowed, note=departures.note, resolve=self._resolve, withheld=departures.withheld)
+        proxy = Proxy(
+            self.allowed, note=departures.note, withdraw=departures.withdraw, resolve=self._resolve,
+            withheld=departures.withheld,
+        )  # fmt: skip
         serving = asyncio.create_task(proxy.serve(listener))
         log = Log(departures.run)
         try:

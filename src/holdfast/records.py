@@ -184,12 +184,26 @@ class Settled(Record, frozen=True, kw_only=True):
     receipt_sha256: str = ""
 
 
-AnyRecord = Planned | Saved | Sent | Executed | Verified | Settled
+class Unsent(Record, frozen=True, kw_only=True):
+    """A `Sent` that did not leave after all: no connection came up. Where a crash takes this along, it may have."""
+
+    request: str
+
+
+AnyRecord = Planned | Saved | Sent | Unsent | Executed | Verified | Settled
 
 
 def requests_sent(records: Iterable[AnyRecord]) -> list[str]:
     """What left through the session's egress, or was just about to."""
-    return [record.request for record in records if isinstance(record, Sent)]
+    found: list[str] = []
+    for record in records:
+        if isinstance(record, Sent):
+            found.append(record.request)
+        elif isinstance(record, Unsent) and record.request in found:
+            found.reverse()
+            found.remove(record.request)  # the latest
+            found.reverse()
+    return found
 
 
 # -- what happens to a session beside runs -----------------------------------------------------------------------

@@ -11,6 +11,8 @@ from holdfast import Session
 
 KEY = "monthly-report"
 UPSTREAM = "HOLDFAST_TEST_UPSTREAM"
+NOBODY = "127.0.0.1:1"
+"""May be reached, and nobody listens there."""
 """Names the address of a server that outlives hosts: see `conftest`."""
 
 BASE = """
@@ -83,6 +85,13 @@ open("sent.txt", "w").write("first\\n")
 send("/second")
 sent = 7
 """
+REACHES_NOBODY = f"""
+import urllib.request, urllib.error
+try:
+    urllib.request.urlopen("http://{NOBODY}/", b"x")
+except urllib.error.HTTPError:
+    alone = 8
+"""
 
 
 class Scenario(NamedTuple):
@@ -98,7 +107,7 @@ class Scenario(NamedTuple):
 
     @property
     def egress(self) -> list[str]:
-        return [os.environ[UPSTREAM]] if self.sends else []
+        return [os.environ[UPSTREAM], NOBODY] if self.sends else []
 
     def states(self, old: dict[str, str], new: dict[str, str]) -> list[dict[str, str]]:
         """The files that may be found after a crash, from step to step."""
@@ -130,5 +139,6 @@ SCENARIOS = {
     ),
     "a key": Scenario(lambda s: s.run(COUNTED, key=KEY)),
     "a key of a run that keeps no file": Scenario(lambda s: s.run("counted = 4", key=KEY)),
+    "a run that reaches nobody": Scenario(lambda s: s.run(REACHES_NOBODY), sends=True),
     "a key of a run that sends": Scenario(lambda s: s.run(SENDS, key=KEY), prepare=name_upstream, sends=True),
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.crash.crashes import Crashes, Moment
 from tests.crash.hosts import Told
+from tests.crash.scenarios import NOBODY
 from tests.upstream import Upstream
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,3 +37,13 @@ def test_what_a_killed_host_let_out_may_have_happened(
     assert crashes.played.sent == both
     upstream.seen.clear()
     crashes.survive(ask_again, thorough=thorough, near=near)
+
+
+def test_what_reached_nobody_may_have_happened_until_that_is_written_down(home: Path) -> None:
+    def look(crashes: Crashes, after: Told, moment: Moment) -> Told:
+        assert after.may_have_happened == ([] if "Unsent.after" in moment.at else [f"POST http://{NOBODY}/"])
+        return after
+
+    crashes = Crashes(home, "a run that reaches nobody")
+    assert crashes.played.sent == [f"refused: POST http://{NOBODY}/ (unreachable)"]
+    crashes.survive(look, thorough=True, near=".Unsent.")

@@ -4,6 +4,7 @@ The server that is reached is real, on the host's loopback, and listed by its ad
 """
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -136,6 +137,21 @@ def test_a_session_without_egress_says_how_to_get_it(session, code):
     assert run.egress == []
 
 
+@pytest.mark.parametrize("host", ["example.com", "192.0.2.1"])
+def test_who_goes_past_the_proxy_is_told_so(reaching, host):
+    run = reaching.run(f"import socket; socket.create_connection(('{host}', 443), timeout=5)")
+
+    assert run.error is not None
+    assert "https_proxy" in run.error.hint
+    assert run.egress == []
+
+
+def test_a_server_inside_that_is_not_there_is_no_matter_of_the_proxy(reaching):
+    run = reaching.run("import socket; socket.create_connection(('localhost', 9), timeout=5)")
+
+    assert (run.error.name, run.error.hint) == ("ConnectionRefusedError", "")
+
+
 def test_an_error_that_is_not_of_the_network_has_no_such_hint(session):
     assert session.run("1 / 0").error.hint == ""
 
@@ -240,6 +256,27 @@ def test_what_a_rolled_back_run_sent_may_have_happened(reaching, upstream):
         assert told.steps[0].action == "check"
     assert run.may_have_happened == sent
     assert reaching.recover().may_have_happened == []  # the caller has gone on
+
+
+def test_what_reached_nobody_is_not_among_it(reaching, upstream):
+    """The server is down: that is refused, and nobody is sent to look at what it did."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        down = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with Session(memory="512M", timeout=60, egress=[upstream.at, down]) as session:
+            run = session.run(f"{GET}get('http://{upstream.at}/a'); get('http://{down}/charge', data=b'1')")
+            after = session.recover()
+            store = Store(default_home() / "journal.sqlite3", read_only=True)
+            try:
+                verified = check_in_home(store, session.id, default_home())
+            finally:
+                store.close()
+
+    assert run.status == "rolled_back"
+    assert run.egress == [f"GET http://{upstream.at}/a", f"refused: POST http://{down}/charge (unreachable)"]
+    assert run.receipt.facts().egress == run.egress
+    assert run.may_have_happened == after.may_have_happened == run.egress[:1]
+    assert verified.ok
 
 
 def test_the_next_attempt_with_the_same_key_names_what_those_before_sent(reaching, upstream, seen):

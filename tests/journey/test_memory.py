@@ -411,6 +411,24 @@ def test_rewriting_three_fifths_of_the_cap_in_place_is_nobodys_fault() -> None:
         assert value(session, "float(a.mean())") == "2.0"
 
 
+def test_what_only_the_snapshot_still_maps_of_a_file_makes_no_room(small: Session) -> None:
+    """It was never copied: what the cell itself holds, its file in memory included, is as large as it is."""
+    ok(
+        small.run("""
+            import mmap, os
+            file = os.memfd_create("held")
+            os.ftruncate(file, 110 << 20)
+            memory = mmap.mmap(file, 110 << 20, flags=mmap.MAP_PRIVATE)
+            memory[0] = 1  # from now on a fork takes its pages along
+            read = sum(memory[at] for at in range(0, len(memory), mmap.PAGESIZE))
+        """)
+    )
+    run = small.run("memory.close()\nmore = b'x' * (200 << 20)")
+
+    assert run.error is not None
+    assert run.error.code == "out_of_memory"
+
+
 def test_when_the_reserve_is_used_up_the_snapshot_goes_and_the_run_goes_on(small: Session) -> None:
     ok(small.run("import numpy as np, os; a = np.ones(int(0.8 * (256 << 20)) // 8)"))
     run = ok(small.run("a += 1\nfloat(a.mean())"))

@@ -16,7 +16,19 @@ from holdfast.journal import Journal
 from holdfast.notes import Notes
 from holdfast.protocol import is_legal
 from holdfast.receipts import receipt
-from holdfast.records import AnyRecord, Executed, FileEntry, Planned, RunCard, Saved, Sent, Settled, Verified
+from holdfast.records import (
+    AnyRecord,
+    Executed,
+    FileEntry,
+    Planned,
+    RunCard,
+    Saved,
+    Sent,
+    Settled,
+    Unsent,
+    Verified,
+    requests_sent,
+)
 from holdfast.requests import RunRequest
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import settle
@@ -81,9 +93,11 @@ def tags(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def test_requests_leave_between_plan_and_end() -> None:
-    sent = Sent(run="r1", at=1.0, request=SENT[0])
+    sent, unsent = Sent(run="r1", at=1.0, request=SENT[0]), Unsent(run="r1", at=1.0, request=SENT[0])
 
-    assert [before for before in (Planned, Saved, Sent) if not is_legal(before, sent)] == []
+    assert [before for before in (Planned, Saved, Sent, Unsent) if not is_legal(before, sent)] == []
+    assert [before for before in (Saved, Sent, Unsent) if not is_legal(before, unsent)] == []
+    assert [before for before in (None, Planned, Executed, Verified, Settled) if is_legal(before, unsent)] == []
     assert [before for before in (None, Executed, Verified, Settled) if is_legal(before, sent)] == []
     assert is_legal(Sent, saved("a"))
     assert is_legal(Sent, Executed(run="r1", at=1.0, error_code=None, duration_s=0.0))
@@ -211,6 +225,36 @@ async def test_a_run_sends_so_many_and_no_more(books: Books) -> None:
     assert len(sending.sent) == MOST_SENT
 
 
+async def test_a_write_that_fails_leaves_the_same_requests_in_the_receipt_as_in_the_journal(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the same was sent before, and where nobody waits for it any more: `verify` compares the two."""
+    append = books.journal.append
+    is_full = False
+
+    async def noted(*writes: AnyWrite) -> None:
+        if is_full:
+            raise DiskFull("no room", hint="make some")
+        await append(*writes)
+
+    monkeypatch.setattr(books.journal, "append", noted)
+    plan(books)
+    sending = departures(books)
+    for request in SENT:
+        await sending.note(outgoing(request))
+    is_full = True
+    with pytest.raises(DiskFull):
+        await sending.note(outgoing(SENT[0]))
+    leaving = asyncio.create_task(sending.note(outgoing(SENT[1])))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    await sending.take(Log("r1"))
+
+    assert requests_sent(await books.read(lambda store: store.records("r1"))) == SENT
+    assert sending.log == SENT
+
+
 async def _at_once() -> None:
     pass
 
@@ -244,6 +288,20 @@ async def test_the_receipt_of_a_rolled_back_run_is_made_of_its_records_alone(boo
     assert told.may_have_happened == SENT
     assert f"May have happened: {SENT[0]}, {SENT[1]}" in told.text
     assert told.steps[0].action == "check"
+
+
+async def test_what_reached_nobody_did_not_happen(books: Books) -> None:
+    plan(books)
+    sending = departures(books)
+    for request in (SENT[0], SENT[1], SENT[0]):
+        await sending.note(outgoing(request))
+    await sending.withdraw(outgoing(SENT[0]))
+
+    assert sending.may_have_happened == SENT
+    settlement = await settle(books, "r1")
+    assert receipt(settlement.receipt.envelope).facts().egress == SENT
+    await books.load()
+    assert books.may_have_happened == SENT
 
 
 async def test_what_may_have_happened_outlives_the_host_until_code_is_committed(books: Books) -> None:

@@ -210,7 +210,8 @@ async def test_a_server_that_is_not_there_ends_the_tunnel() -> None:
 
     assert answer == ESTABLISHED + bytes([21, 3, 1, 0, 2, 2, 80])
     assert way.reasons == ["unreachable"]
-    assert len(way.noted) == 1  # it may have left: nobody knew before
+    assert len(way.noted) == 1  # nobody knew before
+    assert way.withdrawn == way.noted
 
 
 async def test_when_the_server_breaks_off_the_guest_notices_and_the_other_way_round() -> None:

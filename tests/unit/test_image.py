@@ -195,17 +195,28 @@ def test_nothing_of_it_is_open_and_its_file_cannot_be_changed_by_its_mappings() 
     assert printed == "[]\nthere is an image"
 
 
-def test_pages_of_a_file_in_memory_that_one_process_maps_alone_are_counted_without_its_own_copies() -> None:
-    page = mmap.PAGESIZE
+def test_pages_of_a_file_that_one_process_maps_alone_are_counted_without_its_own_copies() -> None:
+    page, few = mmap.PAGESIZE, 256  # others are touched meanwhile
+    before = procfs.alone_in_file_bytes(os.getpid())
     file = os.memfd_create("counted")
-    os.write(file, b"x" * (64 * page))
-    with mmap.mmap(file, 64 * page, flags=mmap.MAP_PRIVATE) as memory:
+    os.write(file, b"x" * (4096 * page))
+    with mmap.mmap(file, 4096 * page, flags=mmap.MAP_PRIVATE) as memory:
         os.close(file)
-        for at in range(0, 64 * page, page):
-            assert memory[at] == ord("x")
-        read = procfs.alone_in_file_bytes(os.getpid(), "counted")
-        memory[0], memory[page] = 1, 2
+        assert sum(memory[at] for at in range(0, 4096 * page, page)) == 4096 * ord("x")
+        read = procfs.alone_in_file_bytes(os.getpid())
+        memory[: 2048 * page] = bytes(2048 * page)
+        rewritten = procfs.alone_in_file_bytes(os.getpid())
 
-        assert read == 64 * page
-        assert procfs.alone_in_file_bytes(os.getpid(), "counted") == 62 * page
-        assert procfs.alone_in_file_bytes(os.getpid(), "another") == 0
+    assert before is not None
+    assert read is not None
+    assert rewritten is not None
+    assert abs((read - before) // page - 4096) < few
+    assert abs((read - rewritten) // page - 2048) < few
+
+
+def test_of_too_many_pages_of_files_nothing_is_said() -> None:
+    file = os.memfd_create("huge")
+    os.ftruncate(file, 16 << 30)
+    with mmap.mmap(file, 16 << 30, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ):
+        os.close(file)
+        assert procfs.alone_in_file_bytes(os.getpid()) is None

@@ -82,10 +82,11 @@ def answering(answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
 class Way:
     """A proxy that is open for one run."""
 
-    def __init__(self, proxy: Proxy, port: int, noted: list[Outgoing]) -> None:
+    def __init__(self, proxy: Proxy, port: int, noted: list[Outgoing], withdrawn: list[Outgoing]) -> None:
         self.proxy = proxy
         self.port = port
         self.noted = noted
+        self.withdrawn = withdrawn
         self.log = Log("none")
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -114,19 +115,28 @@ async def serving(
     *entries: str, note: Note | None = None, resolve: Resolve | None = None, **bounds: float
 ) -> AsyncIterator[Way]:
     """Served, and not open yet."""
-    noted: list[Outgoing] = []
+    noted, withdrawn = list[Outgoing](), list[Outgoing]()
+
+    async def withdraw(outgoing: Outgoing) -> None:
+        withdrawn.append(outgoing)
 
     async def keep(outgoing: Outgoing) -> None:
         if note is not None:
             await note(outgoing)
         noted.append(outgoing)
 
-    proxy = Proxy(AllowList.parse(entries), note=keep, resolve=resolve, bounds=Bounds(**bounds))  # type: ignore[arg-type]
+    proxy = Proxy(
+        AllowList.parse(entries),
+        note=keep,
+        withdraw=withdraw,
+        resolve=resolve,
+        bounds=Bounds(**bounds),  # type: ignore[arg-type]
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(proxy.serve, listener)
-            yield Way(proxy, listener.getsockname()[1], noted)
+            yield Way(proxy, listener.getsockname()[1], noted, withdrawn)
             tasks.cancel_scope.cancel()
 
 

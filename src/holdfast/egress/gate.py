@@ -42,12 +42,14 @@ class Gate:
     """Of one run."""
 
     def __init__(
-        self, allowed: AllowList, *, note: Note, resolve: Resolve, bounds: Bounds, log: Log, withheld: str = ""
-    ) -> None:
+        self, allowed: AllowList, *, note: Note, withdraw: Note, resolve: Resolve, bounds: Bounds, log: Log,
+        withheld: str = "",
+    ) -> None:  # fmt: skip
         self.bounds = bounds
         self.log = log
         self._allowed = allowed
         self._note = note
+        self._withdraw = withdraw
         self._resolve = resolve
         self._withheld = withheld
         """Why nothing gets out at all; empty: what is listed does."""
@@ -77,11 +79,20 @@ class Gate:
         if self.log.sent >= self.bounds.sent:
             raise Refused("too_many", f"this run has sent {self.bounds.sent} requests, which is all it may", status=429)
         self.log.sent += 1  # before it is noted, or many at once would pass together
+        outgoing = head.outgoing(self.log.run)
         try:
-            await self._note(head.outgoing(self.log.run))
+            await self._note(outgoing)
         except Exception:
             self.log.sent -= 1
             raise Refused("not_noted", "the request could not be written down, and so it was not sent") from None
+        try:
+            return await self._connected(head, addresses, idle)
+        except BaseException:  # also if the run has ended: nothing was written to anybody
+            with anyio.CancelScope(shield=True):
+                await self._withdraw(outgoing)
+            raise
+
+    async def _connected(self, head: Head, addresses: Sequence[Address], idle: Idle) -> Wire:
         timed_out = False
         for address in addresses:
             with anyio.move_on_after(self.bounds.connect_s / len(addresses)) as patience:

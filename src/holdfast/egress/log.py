@@ -41,7 +41,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt that came to nothing. If it was noted before (`unreachable`), both are in the log."""
+    """An attempt that came to nothing. If it had left before (`broken_upstream`), it is noted as well."""
 
     run: str
     at: float

@@ -13,7 +13,7 @@ from holdfast.egress.addresses import Lookups
 from holdfast.egress.allowed import AllowList
 from holdfast.egress.exchange import Exchange, turn_away
 from holdfast.egress.gate import Bounds, Gate, Note, Resolve
-from holdfast.egress.log import Log
+from holdfast.egress.log import Log, Outgoing
 
 _log = logging.getLogger("holdfast.egress")
 
@@ -40,7 +40,8 @@ class _Opened:
 class Proxy:
     """One session's way out.
 
-    `note` is awaited before the first byte of a request leaves. If it raises, nothing leaves.
+    `note` is awaited before the first byte of a request leaves. If it raises, nothing leaves. `withdraw` is awaited if
+    none did after all, for nobody took a connection; it does not raise.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Proxy:
         allowed: AllowList,
         *,
         note: Note,
+        withdraw: Note | None = None,
         resolve: Resolve | None = None,
         bounds: Bounds | None = None,
         withheld: str = "",
     ) -> None:
         self.allowed = allowed
         self._note = note
+        self._withdraw = withdraw or _stays_noted
         self._resolve = resolve or Lookups()
         self._withheld = withheld
         self._bounds = bounds or Bounds()
@@ -94,8 +97,8 @@ class Proxy:
             await self._serving.wait()
             log = Log(run)
             gate = Gate(
-                self.allowed, note=self._note, resolve=self._resolve, bounds=self._bounds, log=log,
-                withheld=self._withheld,
+                self.allowed, note=self._note, withdraw=self._withdraw, resolve=self._resolve, bounds=self._bounds,
+                log=log, withheld=self._withheld,
             )  # fmt: skip
             opened = _Opened(gate)
             if self._tasks is None or self._listener is None:
@@ -155,6 +158,10 @@ class Proxy:
             connections.start_soon(attend, connection)
             if begun > 2 * gate.bounds.sent:  # so many requests are not even allowed
                 await anyio.sleep(_TURNED_AWAY_S)
+
+
+async def _stays_noted(outgoing: Outgoing) -> None:
+    pass
 
 
 async def _accepted(listener: socket.socket) -> socket.socket | None:

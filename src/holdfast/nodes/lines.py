@@ -1,10 +1,11 @@
 """How the host speaks to the keeper and to zygotes: one question, one answer, in turn; descriptors go both ways."""
 
 import array
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -25,6 +26,8 @@ class Line:
 
     def __init__(self, sock: socket.socket) -> None:
         self.peer_pid = 0
+        self._owed = 0
+        """Answers that nobody waits for any more, and that are to come."""
         self._sock = sock
         self._turn = anyio.Lock()
         sock.setblocking(False)
@@ -34,11 +37,24 @@ class Line:
         """The descriptors that came with the answer. Raises what a refusal says."""
         # Shielded: an answer that nobody waited for would be taken for the next one's.
         async with self._turn, _shielded():
+            while self._owed:
+                await self._drop_late(timeout_s=timeout_s)
             try:
                 framing.send_with_fds(self._sock, request, fds)
             except OSError as error:
                 raise LineBroken(str(error)) from error
-            return await self.receive(timeout_s=timeout_s)
+            try:
+                return await self.receive(timeout_s=timeout_s)
+            except TimeoutError:
+                self._owed += 1
+                raise
+
+    async def _drop_late(self, *, timeout_s: float) -> None:
+        """Before anything else is asked: who answers may be a child of the one that was asked, in any order."""
+        with suppress(HoldfastError):  # it was refused, and whoever asked has given up
+            for fd in await self.receive(timeout_s=timeout_s):
+                os.close(fd)
+        self._owed -= 1
 
     async def receive(self, *, timeout_s: float) -> list[int]:
         try:

@@ -2,8 +2,9 @@
 
 The cap binds the kernel's *own* memory. While a snapshot sleeps, every page that the kernel rewrites exists twice;
 those copies are nobody's fault and are paid from a reserve. How large they are is known exactly: they are the pages
-that only the snapshot maps any more. Pages of the zygote's image (`_image.c`) are not among them, though a snapshot may
-be the last to map one: no cgroup of a session pays for them.
+that only the snapshot maps any more. Pages of files are not among them, though a snapshot may be the last to map one:
+nobody rewrote them, and a guest could map what it likes, have a snapshot taken, and unmap it again, to seem smaller
+than it is. Nor are those of the zygote's image (`_image.c`), which is a file too.
 
 Past nine tenths of the cap the cell gets a MemoryError, once, and a little room so that it gets as far as raising it.
 At the cap it is held up (v1: whoever faults waits; v2: is slowed down) and looked at:
@@ -196,8 +197,9 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that only this process maps, but for the zygote's image; 0 if it is gone."""
+    """Memory that only this process maps, and that is no file's; 0 if it is gone, or nobody can say."""
     with suppress(PermissionError):
+        of_files = procfs.alone_in_file_bytes(pid)  # first: what a cell unmaps meanwhile does not count against it
         private = procfs.sizes_bytes(f"/proc/{pid}/smaps_rollup", b"Private_Clean", b"Private_Dirty")
-        return max(0, private - procfs.alone_in_file_bytes(pid, wire.IMAGE_NAME)) if private else 0
+        return 0 if of_files is None else max(0, private - of_files)
     return 0

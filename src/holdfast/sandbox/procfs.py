@@ -12,13 +12,15 @@ from contextlib import suppress
 
 _SIZE = re.compile(rb"(\w+):\s+(\d{1,18}) kB")
 _GONE = (FileNotFoundError, ProcessLookupError)
-_AREA = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +(.*)", re.S)
+_AREA_OF_A_FILE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* .*", re.S)
+"""Mapped privately. Of files that are shared a fork has no page before it touches one."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HIGHEST = 7 if sys.byteorder == "little" else 0
 _ALONE_IN_FILE = 0xA1
 """The highest byte of an entry in `pagemap`: present, of a file, mapped by this process alone."""
-_MOST_LOOKED_AT = 1 << 18
-"""Pages. A guest can map as much as it likes under any name."""
+_MOST_LOOKED_AT = 1 << 21
+"""Pages, of which most are not there. A guest can map as much as it likes."""
+_AT_ONCE = 1 << 16
 
 
 def lines(path: str) -> list[bytes]:
@@ -42,16 +44,18 @@ def sizes_bytes(path: str, *fields: bytes) -> int:
     return sum(int(size[2]) << 10 for size in found if size and size[1] in fields)
 
 
-def alone_in_file_bytes(pid: int, memfd: str) -> int:
-    """Of a memfd of that name, the pages that this process alone maps. Its own copies of such pages do not count."""
-    name, found, left = f"/memfd:{memfd} (deleted)".encode(), 0, _MOST_LOOKED_AT
-    mapped = (line for line in lines(f"/proc/{pid}/maps") if line.endswith(name))  # a few of a thousand
-    areas = [area for line in mapped if (area := _AREA.fullmatch(line)) and area[3] == name]
+def alone_in_file_bytes(pid: int) -> int | None:
+    """The pages of files, also of files in memory, that this process alone maps; its own copies of such pages do not
+    count. None: it maps too many files to say."""
+    areas = [area for line in lines(f"/proc/{pid}/maps") if (area := _AREA_OF_A_FILE.fullmatch(line))]
+    found, left = 0, _MOST_LOOKED_AT
     with suppress(*_GONE), open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for area in areas:
-            first, end = int(area[1], 16) // _PAGE_BYTES, int(area[2], 16) // _PAGE_BYTES
-            left -= end - first
+            page, end = int(area[1], 16) // _PAGE_BYTES, int(area[2], 16) // _PAGE_BYTES
+            left -= end - page
             if left < 0:
-                break
-            found += os.pread(pagemap.fileno(), (end - first) * 8, first * 8)[_HIGHEST::8].count(_ALONE_IN_FILE)
+                return None
+            for start in range(page, end, _AT_ONCE):
+                entries = os.pread(pagemap.fileno(), (min(end, start + _AT_ONCE) - start) * 8, start * 8)
+                found += entries[_HIGHEST::8].count(_ALONE_IN_FILE)
     return found * _PAGE_BYTES

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast import api, protocol
 from holdfast.errors import DiskFailed
-from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Sent, Settled, Verified
+from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Sent, Settled, Unsent, Verified
 from holdfast.store import connection, queries
 from holdfast.store.rows import (
     AnyWrite,
@@ -44,7 +44,7 @@ from holdfast.store.rows import (
 T = TypeVar("T")
 
 _TYPES: dict[str, type[AnyRecord]] = {
-    each.__name__: each for each in (Planned, Saved, Sent, Executed, Verified, Settled)
+    each.__name__: each for each in (Planned, Saved, Sent, Unsent, Executed, Verified, Settled)
 }
 _encode = msgspec.msgpack.Encoder().encode
 
