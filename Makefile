@@ -3,7 +3,7 @@
 #   make demo    see what it does                 make check   ruff, mypy, import-linter, unit tests
 #   make test    every test, as root and as an    make bench   side by side with ipykernel
 #                ordinary user, on cgroup v1 and v2   make serve   the HTTP API on this machine
-#   make test-v2 almost every test on cgroup v2, in an emulated machine, as root and as an ordinary user: hours
+#   make test-v2 every behaviour of sandbox and kernel on cgroup v2, in emulated machines, as root and as an ordinary user: an hour or two
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -5,7 +5,7 @@
 # Stage two runs on that root: dress it like a booted machine, run the command, report its exit code, power off.
 # With SYSTEMD stage two becomes systemd, whose only service of ours is stage three: the command, the code, the end.
 #
-# /vm/job (written by boot.py) sets: KEEP, OPEN, USER_ID, CGROUP, SYSTEMD. /vm/command is the command itself, as a script.
+# /vm/job (written by boot.py) sets: KEEP, OPEN, USER_ID, CGROUP, DELEGATED, SYSTEMD. /vm/command is the command itself, as a script.
 set -eu
 
 assemble_root() {
@@ -82,6 +82,7 @@ delegate() {
         path=$path/$name
         mkdir $path
     done
+    path=/sys/fs/cgroup/$DELEGATED
     chown "$USER_ID:$USER_ID" $path $path/cgroup.procs $path/cgroup.threads $path/cgroup.subtree_control
 }
 

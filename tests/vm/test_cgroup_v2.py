@@ -11,7 +11,7 @@ import boot
 import machine
 
 # Everything is many times slower inside, so only what hangs on cgroups: caps, the freezer, kills, who is killed first.
-# `make test-v2` runs the rest.
+# `make test-v2` runs every behaviour of the sandbox and the kernel there.
 SUITES = (
     "tests/unit/test_cgroups.py",
     "tests/journey/test_cap.py",
