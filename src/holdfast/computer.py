@@ -220,10 +220,9 @@ class Computer:
         """Whether anything was written to disk since the layer was laid."""
         return layers.has_changes(self.stage_path, shared=self.workspace.shared is not None)
 
-    @property
-    def rest(self) -> anyio.Semaphore:
-        """The machine's: only so many sessions are put to rest at a time."""
-        return self._node.rest
+    def resting(self) -> AbstractAsyncContextManager[None]:
+        """A place among those that are put to rest at a time, on this machine."""
+        return self._node.resting()
 
     # -- afterwards --------------------------------------------------------------------------------------------
 

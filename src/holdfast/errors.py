@@ -5,6 +5,7 @@
     ├── BadEgress                a host that cannot be listed as one that a session may speak to
     ├── EgressRefused            a session may not reach what was asked for
     ├── HomeBusy                 another process owns the home directory
+    ├── NotOurs                  a directory's `.holdfast` that this home did not make there
     ├── SandboxUnavailable       this machine lacks a primitive that a strict sandbox needs
     ├── EnvironmentUnusable      the chosen Python cannot host guests
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
@@ -82,6 +83,12 @@ class HomeBusy(HoldfastError):
     """Another live process owns the home directory."""
 
     code = "home_busy"
+
+
+class NotOurs(HoldfastError):
+    """What is kept in a directory of the user's came from elsewhere: nothing that it says is done."""
+
+    code = "not_ours"
 
 
 class SandboxUnavailable(HoldfastError):

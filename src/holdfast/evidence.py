@@ -26,6 +26,8 @@ KEY_NAME = "public-key.pem"
 RECEIPTS_NAME, FILES_NAME = "receipts", "files"
 _RECEIPT_NAME = re.compile(r"([0-9]{6,})\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SESSION = re.compile(r"[\w-]+", re.ASCII)
+"""What leads to one directory, and no further."""
 
 
 class Stored(Noun, frozen=True, kw_only=True):
@@ -64,6 +66,8 @@ def from_home(
     if store.session(session) is None:
         known = ", ".join(row.id for row in store.sessions()[-5:]) or "none"
         raise SessionUnknown(f"{home} has no session {session!r}", hint=f"the latest in this home: {known}")
+    if not _SESSION.fullmatch(session):
+        raise SessionUnknown(f"{session!r} is no id of a session", hint="the journal was damaged or forged")
     directory = home / "sessions" / session
     texts = sorted(path for path in _listed(directory / "manifests") if _DIGEST.fullmatch(path.name))
     return Evidence(

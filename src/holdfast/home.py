@@ -14,9 +14,11 @@
     jobs/       in which directories of the user's a job is under way (`underway`)
     repl-history      what was typed at `holdfast repl`
     root/       empty; zygotes build the guests' root on it, each in a mount namespace of its own
+    mark        in a `.holdfast`: that the user's own home made it (`marks`)
 
 A directory of the user's that jobs run in (`acquire_shared`) has a small home of its own in its `.holdfast`, with the
-journal and the sessions' directories; keys and environments stay in the user's home.
+journal and the sessions' directories; keys and environments stay in the user's home. It may have come with the
+directory, from anybody: nothing in it is believed before its mark is, and no link in it is followed.
 
 Whoever holds the lock may sweep: no live owner holds what is there. The lock falls with the owner, also by SIGKILL.
 """
@@ -25,21 +27,26 @@ import errno
 import fcntl
 import os
 import pwd
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.errors import HomeBusy, InvalidSetting
+from holdfast import durable, marks
+from holdfast.errors import HomeBusy, InvalidSetting, SessionUnknown
 from holdfast.resources import descent
 from holdfast.resources.workspace import Workspace
+from holdfast.signing import SigningKey
 
 JOURNAL = "journal.sqlite3"
 SOCKET = "socket"
 HIDDEN = os.fsdecode(descent.HIDDEN)
 _SHARED_DIRECTORIES = ("sessions", "logs", "root")
 _DIRECTORIES = (*_SHARED_DIRECTORIES, "envs")
+_ID = re.compile(r"[0-9a-f]{8}")
+_SESSION_ID = re.compile(r"[0-9a-f]{10}")
 _OTHER_HOME = "end that process, or use another home: HOLDFAST_HOME=… or home=…"
 
 
@@ -55,8 +62,9 @@ class Home:
         self.parent = parent or path
         """Where keys and environments are."""
         self._lock_fd = lock_fd
-        self.id = _read_or_make(path / "id", lambda: secrets.token_hex(4))
-        self.epoch = int(_read_or_make(path / "epoch", lambda: "0")) + 1
+        durable.sweep(path)
+        self.id = _id_of(path)
+        self.epoch = _count(path / "epoch") + 1
         _replace(path / "epoch", str(self.epoch))
         # A forked child of the host application must not keep the lock when the host is gone.
         os.register_at_fork(after_in_child=self._let_go)
@@ -66,6 +74,9 @@ class Home:
         return self.path / "sessions"
 
     def workspace(self, session: str) -> Workspace:
+        """Of a session by its id, which a journal may say or a caller: what is none leads nowhere."""
+        if not is_session_id(session):
+            raise SessionUnknown(f"no session {session!r} is in this home", hint="`holdfast ps` lists them")
         return Workspace(self.sessions / session, shared=self.shared, identity=self.shared_identity)
 
     @property
@@ -93,11 +104,23 @@ class Home:
             self._lock_fd = -1
 
 
+def is_session_id(text: str) -> bool:
+    """Whether it has the form of one: it becomes a directory's name.
+
+    >>> is_session_id("0f3c48b2a1"), is_session_id("../project")
+    (True, False)
+    """
+    return _SESSION_ID.fullmatch(text) is not None
+
+
 def acquire(path: Path) -> Home:
-    """Become the owner of a home, making it if need be."""
+    """Become the owner of a home, making it if need be. Links in it are its owner's own."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
-        return Home(path, _own(path, _DIRECTORIES, hint=_OTHER_HOME))
+        for name in _DIRECTORIES:
+            (path / name).mkdir(exist_ok=True, mode=0o755)
+        with _owned(path, hint=_OTHER_HOME) as lock:
+            return Home(path, lock)
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
@@ -107,19 +130,44 @@ def acquire(path: Path) -> Home:
 def acquire_shared(directory: Path, parent: Path) -> Home:
     """Become the one who runs jobs in a directory of the user's, whose home is `parent`."""
     refuse_unfit(directory, parent)
-    path = directory / HIDDEN
+    path, key = directory / HIDDEN, signing_key(parent)
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         _refuse_foreign(path)
-        _write(path / ".gitignore", "*\n")
-        lock = _own(path, _SHARED_DIRECTORIES, hint="wait for it, or end that process")
-        return Home(path, lock, shared=directory, parent=parent)
+        with _owned(path, hint="wait for it, or end that process") as lock:
+            _make_or_believe(path, key)
+            return Home(path, lock, shared=directory, parent=parent)
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be written: {error.strerror}",
             hint="run the job in a directory of your own: --workspace DIR",
         ) from error
+
+
+def signing_key(home: Path) -> SigningKey:
+    """Of the user's home, which nobody may have had to write to before."""
+    try:
+        return SigningKey.load_or_create(home / "keys")
+    except OSError as error:
+        raise InvalidSetting(
+            f"{home} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
+        ) from error
+
+
+def _make_or_believe(path: Path, key: SigningKey) -> None:
+    """We hold the lock. What is believed of a `.holdfast` that was here is only what we wrote there ourselves."""
+    if marks.is_new(path, JOURNAL):
+        durable.sweep(path)
+        durable.write_file(path / ".gitignore", b"*\n", mode=0o644)
+        durable.write_file(path / "id", f"{secrets.token_hex(4)}\n".encode(), mode=0o644)
+        durable.write_file(path / JOURNAL, b"")
+        marks.make(path, _id_of(path), JOURNAL, key)
+    marks.refuse_unmarked(path, shared_id(path.parent) or "", JOURNAL, key)
+    for name in _SHARED_DIRECTORIES:
+        with suppress(FileExistsError):
+            (path / name).mkdir(mode=0o755)
+        _refuse_foreign(path / name)
 
 
 def shared_id(directory: Path) -> str | None:
@@ -174,45 +222,65 @@ def _users_homes() -> set[Path]:
     return {Path(name).resolve() for name in named}
 
 
-def _own(path: Path, directories: Iterable[str], *, hint: str) -> int:
-    """The lock, held."""
-    for name in directories:
-        (path / name).mkdir(exist_ok=True, mode=0o755)
-    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+@contextmanager
+def _owned(path: Path, *, hint: str) -> Iterator[int]:
+    """The lock, held; given up again if what is done with it fails."""
+    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(lock_fd, path, hint=hint)
+        yield lock_fd
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _lock(lock_fd: int, path: Path, *, hint: str) -> None:
+    _refuse_other_names(lock_fd)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(lock_fd, 64, 0).decode(errors="replace").strip() or "another process"
-        os.close(lock_fd)
         raise HomeBusy(f"{path} is in use by {owner}", hint=hint) from None
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, f"process {os.getpid()}\n".encode(), 0)
-    return lock_fd
+
+
+def _refuse_other_names(file: int) -> None:
+    """Whatever has another name is more than a lock of ours, and is not ours to write to."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise FileExistsError(errno.EEXIST, "its lock is something else")
+
+
+def _id_of(path: Path) -> str:
+    found = _read_or_make(path / "id", lambda: secrets.token_hex(4))
+    if not _ID.fullmatch(found):  # it becomes a directory's name, and what runs in that is killed
+        raise InvalidSetting(f"{path / 'id'} is no id of a home", hint="restore it from a backup, or name another home")
+    return found
 
 
 def _read_or_make(path: Path, make: Callable[[], str]) -> str:
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        text = make()
-        _replace(path, text)
-        return text
+    """A file that is empty, or of zeros, is what a power cut may have left of one."""
+    with suppress(FileNotFoundError):
+        if text := _read(path).strip("\0 \n"):
+            return text
+    text = make()
+    _replace(path, text)
+    return text
+
+
+def _count(path: Path) -> int:
+    """0 where nothing was counted, or a power cut left nothing of it."""
+    with suppress(FileNotFoundError, ValueError):
+        return int(_read(path))
+    return 0
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".new")
-    _write(temporary, text + "\n")
-    temporary.replace(path)
+    durable.write_file(path, f"{text}\n".encode(), mode=0o644)
 
 
 def _read(path: Path) -> str:
     """A short text; never from where a link points, nor waiting for a FIFO."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), errors="replace") as file:
         return file.read(256)
-
-
-def _write(path: Path, text: str) -> None:
-    """Never to where a link points."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(file, "w") as opened:
-        opened.write(text)

@@ -38,7 +38,6 @@ from holdfast.service import Service
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import facts_of, settle_at_once, state_after, write_manifest
 from holdfast.statements import statement
-from holdfast.store.rows import KeyRow, PutKey
 from holdfast.store.sqlite import Store
 from holdfast.verbs import RunOptions
 
@@ -116,13 +115,13 @@ class OpenJob:
         if request.key is None:
             return
         refuse_nonsense(request, self._job.limits)
-        digest, attempt = request.digest(), 1
+        digest, attempt = request.digest(), once.Attempt()
         if (earlier := await once.look_up(self._books, request.key)) is not None:
             answer, attempt = once.answer(earlier, key=request.key, digest=digest, retry=request.retry)
             if answer is not None:
                 return
-        row = KeyRow(session=self._books.session, key=request.key, run=run, request_sha256=digest, attempt=attempt)
-        await self._books.journal.append(PutKey(session=self._books.session, row=row))
+        stands = once.stand_for(self._books.session, request.key, run, digest=digest, attempt=attempt)
+        await self._books.journal.append(stands)
 
     def _outputs_are_there(self) -> bool:
         declared = expectations.outputs(self._job.options.get("outputs"))
@@ -226,8 +225,10 @@ def _same_run(store: Store, session: str, wanted: _Identity, manifest: str) -> R
     for row in store.versions(session, limit=_LOOKED_BACK):
         if row.manifest_sha256 == manifest and _identity_of(store, row.run) == wanted:
             body, sealed = store.result(row.run), store.receipt(row.run)
-            if body is not None and sealed:
-                return msgspec.structs.replace(once.decode(body), receipt=receipt(sealed[-1].envelope))
+            run = once.decode(body) if body is not None else None
+            # What a run saved before it failed is a version of that run too; the run itself is still to be done.
+            if run is not None and run.status in ("committed", "kept") and sealed:
+                return msgspec.structs.replace(run, receipt=receipt(sealed[-1].envelope))
     return None
 
 

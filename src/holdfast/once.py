@@ -86,8 +86,7 @@ async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None,
     earlier = await look_up(books, request.key)
     if earlier is None:
         return None, Attempt()
-    recorded, number = answer(earlier, key=request.key, digest=request.digest(), retry=request.retry)
-    attempt = Attempt(number=number, may_have_happened=earlier.sent[-MOST_TOLD:])
+    recorded, attempt = answer(earlier, key=request.key, digest=request.digest(), retry=request.retry)
     if recorded is None:
         return None, attempt
     receipts = await books.read(lambda store: store.receipt(earlier.row.run))
@@ -95,42 +94,46 @@ async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None,
     return msgspec.structs.replace(recorded, ckpt=str(books.state.ckpt()), receipt=sealed, replayed=True), attempt
 
 
-def answer(earlier: Earlier, *, key: str, digest: str, retry: bool) -> tuple[Run | None, int]:
-    """The recorded run, or None and which attempt comes next."""
+def answer(earlier: Earlier, *, key: str, digest: str, retry: bool) -> tuple[Run | None, Attempt]:
+    """The recorded run, and which attempt it was; or None, and which attempt comes next."""
     row, settled = earlier.row, earlier.settled
     if row.request_sha256 != digest:
         raise KeyReused(
             f"the key {key!r} belongs to {row.run}, which had other code or inputs",
             hint="use another key for another request; the same key only to ask again for the same one",
         )
+    sent = earlier.sent[-MOST_TOLD:]
+    following = Attempt(number=row.attempt + 1, may_have_happened=sent)
     if settled is None or settled.by == "system":
-        return None, row.attempt + 1
+        return None, following
     if earlier.result is None and is_call(key):
         raise EventsGone(
             f"the answer of {row.run} is not kept any more: it was {settled.status}, at version {settled.version}",
             hint="the history has how it ended; look before you run it again",
         )
-    if earlier.result is None:
-        return None, row.attempt + 1
-    if settled.status == "rolled_back" and retry:
-        return None, row.attempt + 1
-    return decode(earlier.result), row.attempt
+    if earlier.result is None or (settled.status == "rolled_back" and retry):
+        return None, following
+    return decode(earlier.result), Attempt(number=row.attempt, may_have_happened=sent)
 
 
 def claim(planned: Planned, attempt: Attempt) -> list[PutKey]:
-    """What lets a key stand for a run from now on."""
+    """What lets the key of a plan, if it has one, stand for its run from now on."""
     card = planned.card
     if card.key is None:
         return []
+    return [stand_for(card.session, card.key, planned.run, digest=planned.request_sha256, attempt=attempt)]
+
+
+def stand_for(session: str, key: str, run: str, *, digest: str, attempt: Attempt) -> PutKey:
     row = KeyRow(
-        session=card.session,
-        key=card.key,
-        run=planned.run,
-        request_sha256=planned.request_sha256,
-        attempt=card.attempt,
+        session=session,
+        key=key,
+        run=run,
+        request_sha256=digest,
+        attempt=attempt.number,
         may_have_happened=tuple(attempt.may_have_happened),
     )
-    return [PutKey(session=card.session, row=row)]
+    return PutKey(session=session, row=row)
 
 
 def encode(run: Run, request: RunRequest) -> bytes:

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio.to_thread
 
-from holdfast import durable, strays
+from holdfast import durable, strays, underway
 from holdfast.books import Books
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, InvalidSetting, SandboxUnavailable
-from holdfast.home import Home, acquire, acquire_shared
+from holdfast.errors import HoldfastError, SandboxUnavailable
+from holdfast.home import Home, acquire, acquire_shared, is_session_id, signing_key
 from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
 from holdfast.records import Settled
-from holdfast.resources.workspace import remove_tree
+from holdfast.resources.workspace import MOVED, remove_tree
 from holdfast.sandbox import cgroups
 from holdfast.service import Service
 from holdfast.settling import settle_open
@@ -35,7 +35,7 @@ async def open_service(settings: Settings) -> Service:
     try:
         tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
         await strays.sweep(tree)
-        key = await anyio.to_thread.run_sync(_key_of, home)
+        key = await anyio.to_thread.run_sync(signing_key, home.parent)
         journal = Journal(home.journal)
         await _settle_all(home, journal, key)
         node = LocalNode(home, tree)
@@ -58,11 +58,14 @@ async def settle_shared(settings: Settings) -> dict[str, str]:
             tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
             await strays.sweep(tree)
             await anyio.to_thread.run_sync(tree.remove)
-        key = await anyio.to_thread.run_sync(_key_of, home)
+        key = await anyio.to_thread.run_sync(signing_key, home.parent)
         async with _journal(home) as journal:
             runs = await journal.read(lambda store: store.unsettled())
             await _settle_all(home, journal, key)
-            return await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
+            ended = await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
+        if home.shared is not None and "unsettled" not in ended.values():
+            underway.leave(home.parent, home.shared)  # while it is ours: the next entry is of a job that lives
+        return ended
 
 
 def _end_of(store: Store, session: str, run: str) -> str:
@@ -90,16 +93,6 @@ def _owned(settings: Settings) -> Iterator[Home]:
         home.release()
 
 
-def _key_of(home: Home) -> SigningKey:
-    """A job's is in the user's home, which nobody has had to write to before."""
-    try:
-        return SigningKey.load_or_create(home.keys)
-    except OSError as error:
-        raise InvalidSetting(
-            f"{home.parent} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
-        ) from error
-
-
 def _acquire(settings: Settings) -> Home:
     return acquire(settings.home) if settings.workspace is None else acquire_shared(settings.workspace, settings.home)
 
@@ -118,7 +111,7 @@ async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
     known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
     for session, row in known.items():
         workspace = home.workspace(session)
-        if not workspace.path.is_dir():  # its owner was killed while it deleted the session
+        if workspace.is_gone():  # its owner was killed while it deleted the session
             journal.append_nowait(DropSession(session=session))
         elif not row.halted:
             await _settle_session(Books(journal, key, workspace, row=row))
@@ -128,6 +121,7 @@ async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
 async def _settle_session(books: Books) -> None:
     """One that cannot be trusted, or not be reached now, must not keep the others from their owner."""
     try:
+        books.workspace.refuse_foreign()
         await books.load()
         await settle_open(books)
         await anyio.to_thread.run_sync(books.workspace.sweep)
@@ -139,10 +133,11 @@ async def _settle_session(books: Books) -> None:
 
 
 def _sweep(home: Home, known: set[str]) -> None:
-    """Sessions that never got as far as a record, what is left of deleted ones, and a key that was not finished."""
+    """Sessions that never got as far as a record, what is left of deleted ones, and a key that was not finished. What
+    has not the name of one is none of ours, whatever it does there."""
     if home.shared is None:
         durable.sweep(home.keys)
     for directory in home.sessions.iterdir():
-        if directory.name not in known:
+        if directory.name not in known and is_session_id(directory.name.removeprefix(MOVED)):
             with suppress(OSError):  # the next owner tries it again
                 remove_tree(directory)

@@ -57,11 +57,13 @@ def of_rollback(
     *,
     undone: Sequence[str],
     saved: Sequence[str],
+    gave_way: Sequence[str],
     sent: list[str],
 ) -> Recovery:
-    """After a run that was rolled back, to this state; `undone` are the files that it had touched, `sent`
-    the requests that left."""
+    """After a run that was rolled back, to this state; `undone` are the files that it had touched, `gave_way` those
+    that had no place beside what it had saved, `sent` the requests that left."""
     kept = f"; saved on the way and kept: {_few(saved)}" if saved else ""
+    kept += f", in place of {_few(gave_way)}" if gave_way else ""
     advice = msgspec.structs.replace(_ADVICE.get(error.code, _ADVICE["exception"]), run=run)
     return _written(
         state,
@@ -71,7 +73,7 @@ def of_rollback(
         run=run,
         memory=aftermath.memory,
         files=f"as committed at version {state.version}{kept}",
-        discarded=[*(path for path in undone if path not in saved), *aftermath.discarded],
+        discarded=[*(path for path in undone if path not in {*saved, *gave_way}), *aftermath.discarded],
         not_restored=aftermath.not_restored,
         may_have_happened=sent,
         first=[advice],

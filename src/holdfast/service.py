@@ -34,6 +34,7 @@ _SPARE_DELAY_S = 0.05
 """Not at once: the caller's first run comes first."""
 _RESTARTED = "the host was restarted, and memory ended with it"
 _NEW_JOB = "each job begins with empty memory"
+_LATE = "its session ended before it could be settled"
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -117,14 +118,14 @@ class Service:
     async def _resume(self, session_id: str, allowed: AllowList, report: Report | None, *, keep: bool) -> LiveSession:
         row = await self.journal.read(lambda store: store.session(session_id))
         workspace = self.home.workspace(session_id)
-        if row is None or not workspace.path.is_dir():  # deleted, and the journal does not have it yet
+        if row is None or workspace.is_gone():  # deleted, and the journal does not have it yet
             raise unknown(session_id)
         limits, mode, env = read_settings(row.settings)
         environment = await self._environment(env, report)
         books = Books(self.journal, self.key, workspace, row=row)
         await books.load()
         books.refuse_if_halted()
-        await settle_open(books)  # what could not be settled when the home was opened
+        await settle_open(books, reason=_LATE)  # what could not be settled when the home was opened
         session = await self._bring_up(books, _Kind(environment, limits, past_proxy(allowed)), cause=_RESTARTED)
         session.allow(allowed)
         session.mode = mode
@@ -148,10 +149,11 @@ class Service:
         books = Books(self.journal, self.key, self.home.workspace(row.id), row=row)
         if not rows:
             await anyio.to_thread.run_sync(lambda: books.workspace.create(owner=None))
+            await anyio.to_thread.run_sync(books.workspace.sync)
             books.register()
         await books.load()
         books.refuse_if_halted()
-        await settle_open(books)  # what could not be settled when the home was opened
+        await settle_open(books, reason=_LATE)  # what could not be settled when the home was opened
         return books
 
     async def bring_up_shared(
@@ -188,7 +190,11 @@ class Service:
         session = LiveSession(books, computer)
         try:
             await anyio.to_thread.run_sync(lambda: books.workspace.prepare(owner=ids.file_owner))
-            await session.start(cause=cause)
+            syncing = asyncio.create_task(anyio.to_thread.run_sync(books.workspace.sync))  # a fork takes as long
+            try:
+                await session.start(cause=cause)
+            finally:
+                await syncing
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await session.close(keep=bool(cause))

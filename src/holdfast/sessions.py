@@ -6,6 +6,7 @@ is taken, and the session's cgroup is frozen: nothing runs in the background.
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ from holdfast.model import Completions, Mode, Name, Preflight, StreamName
 from holdfast.once import Once
 from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
-from holdfast.settling import settle_open
+from holdfast.settling import RolledBack, settle_open
 from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
@@ -64,6 +65,8 @@ class LiveSession:
         self.once = Once()
         self.plans: dict[str, RunRequest] = {}
         """Made and not yet run."""
+        self.endings: dict[str, RolledBack] = {}
+        """Of runs that could not be settled at once: whoever settles them says the same."""
         self.single_use = False
         """It is for one run: nothing need be ready for another."""
         self.published = False
@@ -71,6 +74,8 @@ class LiveSession:
         self._queue = anyio.Lock(fast_acquire=True)
         """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
         self._turn = anyio.Lock(fast_acquire=True)
+        self.asked_at = time.monotonic()
+        """When somebody asked it for something last, by whatever face."""
         self._caller: asyncio.Task[Any] | None = None
         """Who has the turn."""
         self._settling: asyncio.Task[None] | None = None
@@ -89,11 +94,17 @@ class LiveSession:
         return self.books.state.generation
 
     @property
+    def idle_s(self) -> float:
+        """How long nobody has asked it for anything."""
+        return 0.0 if self._turn.locked() else time.monotonic() - self.asked_at
+
+    @property
     def workspace(self) -> Workspace:
         return self.computer.workspace
 
     async def start(self, *, cause: str = "") -> None:
         """The first kernel, or after a restart of the host one whose memory is empty."""
+        await self.computer.disk.take_stock()  # else the first run would have to wait for that
         await self.computer.renew()
         if self.generation == 0 or cause:
             self.raise_generation(cause)
@@ -236,19 +247,23 @@ class LiveSession:
         """Where the disk was full, there may be room by now; and what a mistake of ours kept from its end has one."""
         self._refuse_if_closed()
         await self.wait_settled()
-        if isinstance(self.books.stopped, (DiskFull, InternalFault)):
-            await self._settle_late()
+        if isinstance(stopped := self.books.stopped, (DiskFull, InternalFault)):
+            await self._settle_late(stopped)
         self.books.refuse_if_halted()
 
-    async def _settle_late(self) -> None:
+    async def _settle_late(self, stopped: HoldfastError) -> None:
         await self.computer.hold()  # what is published now is moved into the files below its layer
         await self.books.reload()
         were_open = bool(self.books.open)
         try:
-            await settle_open(self.books)
+            await settle_open(self.books, reason=f"it could not be settled: {stopped.message}", endings=self.endings)
+        except DiskFull:
+            raise
         except Exception as error:
+            self.endings.clear()  # it may be what was to be said that failed
             raise as_told(error) from error
         self.books.stopped = None
+        self.endings.clear()
         if were_open and self.computer.now is not None:
             self.published = True
             self._put_to_rest(changes_memory=True)
@@ -297,6 +312,7 @@ class LiveSession:
             await computer.renew()
 
     def _put_to_rest(self, *, changes_memory: bool) -> None:
+        self.asked_at = time.monotonic()
         self._wanted = asyncio.Event()
         self._settling = asyncio.create_task(self._settle(changes_memory=changes_memory))
 
@@ -305,7 +321,7 @@ class LiveSession:
         computer = self.computer
         with anyio.move_on_after(_REPLY_FIRST_S):
             await self._wanted.wait()
-        async with computer.rest:
+        async with computer.resting():
             try:
                 if self.single_use:
                     await computer.end_kernel()

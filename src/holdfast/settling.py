@@ -7,13 +7,14 @@ version of its own, and it is settled as rolled back.
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
 from holdfast import durable, manifest
+from holdfast.agreement import refuse_other_statement
 from holdfast.books import Books
 from holdfast.errors import DiskFailed, DiskFull
 from holdfast.faults import crashpoint
@@ -21,7 +22,7 @@ from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified, requests_sent
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import discard, publish
-from holdfast.resources.restoring import fill_stage, plan_restore
+from holdfast.resources.restoring import fill_stage, plan_saved
 from holdfast.resources.workspace import Workspace
 from holdfast.state import State, next_version, sealed, with_changes, with_names
 from holdfast.statements import RunFacts, statement
@@ -38,8 +39,9 @@ from holdfast.store.rows import (
 )
 
 Blame = Literal["user", "system"]
-Answer = Callable[[State, list[str]], bytes]
-"""Of a run that is rolled back: by the state that this leads to, and the files that it had saved on the way."""
+Answer = Callable[[State, list[str], list[str]], bytes]
+"""Of a run that is rolled back: by the state that this leads to, the files that it had saved on the way, and those in
+whose place somebody else's stay."""
 INTERRUPTED = "the host ended while it ran"
 
 
@@ -51,7 +53,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     saved: list[str] = []
     """Files that it had saved on the way and that were applied now."""
     theirs: list[str] = []
-    """Files that it changed and that somebody else changed after they were verified: those stay."""
+    """Files that it changed, or saved on the way, and that somebody else changed since: those stay."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +112,17 @@ async def settle(
     return settlement
 
 
-async def settle_open(books: Books) -> None:
-    """Every run that has not ended: what a start of the host does, and whoever goes on after the disk was full."""
+async def settle_open(
+    books: Books, *, reason: str = INTERRUPTED, endings: Mapping[str, RolledBack] | None = None
+) -> None:
+    """Every run that has not ended: what a start of the host does, and whoever goes on after the disk was full.
+
+    `endings` is what was to be said of those that are rolled back, where somebody still knows; `reason` is for those
+    whose records do not tell why either.
+    """
     for run in list(books.open):
-        await settle(books, run, redo=True)
+        back = (endings or {}).get(run, RolledBack(reason=reason))
+        await settle(books, run, redo=True, **back)
 
 
 async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, result: bytes = b"") -> Settlement:
@@ -141,6 +150,8 @@ async def _publish(
     books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
 ) -> Settlement:
     after = state_after(books.state, verified)
+    if redo:  # by records that another process wrote: what we sign says what our books say
+        refuse_other_statement(verified, books.state, after)
     theirs = await books.in_thread(lambda: _publish_files(books, verified, after, redo=redo, same_inode=same_inode))
     receipt = seal(verified.receipt, books.key)
     settled = _settled(told.planned, after, receipt, status=verified.status)
@@ -165,7 +176,7 @@ def _publish_files(
     books: Books, verified: Verified, after: State, *, redo: bool, same_inode: frozenset[Parts]
 ) -> list[str]:
     workspace = books.workspace
-    stage = workspace.stage_path(verified.stage)
+    stage = workspace.recorded_stage(verified.stage)
     crashpoint("settle.publish.before")
     with _refusals_of(workspace):
         theirs = publish(
@@ -218,13 +229,13 @@ def state_after(state: State, verified: Verified) -> State:
 
 async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> Settlement:
     """Nothing was published. What the code saved by itself on the way is applied, and has a receipt of its own."""
-    planned, before = told.planned, books.state
-    saved, writes = before, list[AnyWrite]()
-    finished = {file.path: file for record in told.saved for file in record.files}
-    changes = plan_restore(before.files, {**before.files, **finished})
+    planned, before, back = told.planned, books.state, _explained(told, back)
+    saved, writes, theirs = before, list[AnyWrite](), list[str]()
+    finished = [file for record in told.saved for file in record.files]
+    changes = plan_saved(before.files, finished)
     if changes:
         saved = next_version(with_changes(before, changes))
-        await books.in_thread(lambda: _publish_saved(books, changes, saved))
+        theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
         receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
@@ -232,34 +243,37 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     receipt = seal(statement(facts), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=facts.reason, by=_blame(back))
     after = sealed(saved, receipt.sha256)
-    kept = [change.path for change in changes]
+    kept = [change.path for change in changes if change.action != "removed" and change.path not in theirs]
     await books.journal.append(
         *books.note(settled),
         *writes,
         PutReceipt(session=books.session, row=receipt_row(saved, planned.run, receipt)),
         PutSession(session=books.session, row=books.row_for(after)),
-        *results(books, planned.run, answer(after, kept) if answer else b""),
+        *results(books, planned.run, answer(after, kept, theirs) if answer else b""),
     )
     books.adopt(after)
     if changes:
         books.remember(saved.version, changes)
-    return Settlement(settled=settled, receipt=receipt, saved=kept)
+    return Settlement(settled=settled, receipt=receipt, saved=kept, theirs=theirs)
 
 
-def _publish_saved(books: Books, changes: list[Change], after: State) -> None:
-    """From blobs, by way of a layer of its own: the same publish as any other."""
+def _publish_saved(books: Books, changes: list[Change], after: State) -> list[str]:
+    """From blobs, by way of a layer of its own: the same publish as any other. Returns what was left to the user."""
     crashpoint("settle.saved.before")
     with _refusals_of(books.workspace):
         stage = books.workspace.stage_path(books.workspace.new_stage())
         try:
             fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
-            publish(stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact)
+            theirs = publish(
+                stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact
+            )
         finally:
             discard(stage)  # if it failed: the next try fills another, and needs the room
         if books.workspace.shared is None:
             books.workspace.intact.remember(changes)
         write_manifest(books, after)
     crashpoint("settle.saved.after")
+    return theirs
 
 
 # -- writing it down ---------------------------------------------------------------------------------------------
@@ -356,6 +370,16 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
         peak_memory_bytes=executed.peak_memory_bytes if executed else None,
         strays=executed.strays if executed else [],
     )
+
+
+def _explained(told: Story, back: RolledBack) -> RolledBack:
+    """Who settles a run late may not know what ended it; its records do, if the code had come to its end. Whatever kept
+    the run from being settled then, it is not what failed it."""
+    done = told.executed
+    if "blame" in back or done is None or done.error_code is None:
+        return back
+    blame: Blame = "system" if done.error_code == "interrupted" else "user"
+    return {**back, "reason": done.error_message or done.error_code, "blame": blame}
 
 
 def _blame(back: RolledBack) -> Blame:

@@ -105,6 +105,8 @@ class _Transaction:
             raise
         finally:
             self.books.executed.discard(self.id)
+            if self.id not in self.books.open:
+                self.session.endings.pop(self.id, None)
         if self.given_up is not None:
             raise self.given_up
         return ended
@@ -215,7 +217,10 @@ class _Transaction:
             await self.plan.recall()
             if self.id in self.books.open:
                 await self.computer.hold()  # what was saved is moved into the files below its layer
-                settlement = await settle(self.books, self.id, reason=fault.message, blame="system")
+                if not isinstance(fault, DiskFull):  # it may be what was to be said that failed
+                    self.session.endings.pop(self.id, None)
+                how = self.session.endings.setdefault(self.id, RolledBack(reason=fault.message, blame="system"))
+                settlement = await settle(self.books, self.id, **how)
                 self.session.published = self.session.published or bool(settlement.saved)
         except Exception as again:  # nothing runs here before somebody has settled it
             self.books.halt(as_told(again))
@@ -234,15 +239,9 @@ class _Transaction:
             names_after(self.request, execution, self.before.live(), run=self.id),
         )
         verified = Verified(
-            run=self.id,
-            at=time.time(),
-            status=status,
-            version=self.before.version + 1,
-            stage=self.computer.stage,
-            changes=verdict.changes,
-            names=names,
-            receipt=b"",
-        )
+            run=self.id, at=time.time(), status=status, version=self.before.version + 1, stage=self.computer.stage,
+            changes=verdict.changes, names=names, receipt=b"",
+        )  # fmt: skip
         after = state_after(self.before, verified)
         facts = msgspec.structs.replace(
             facts_of(self.plan.record, done, self.before, after),
@@ -287,7 +286,7 @@ class _Transaction:
     def _prepare(self, changes: list[Change]) -> frozenset[Parts]:
         """What is staged lasts, and nobody can write to it any more; returns what must keep its inode."""
         stage = self.computer.stage_path
-        kept = databases(stage, changes)
+        kept = databases(stage, changes) if not self.session.single_use else frozenset()
         let_go(stage, changes, but=kept)
         self.computer.workspace.hand_over(self.computer.stage)
         prepare(stage, changes)
@@ -314,29 +313,33 @@ class _Transaction:
             self.books.journal.append_soon(*self.books.note(self.done))
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
-        state, may_have_happened = self.books.state, self.departures.may_have_happened
+        state, sent = self.books.state, self.departures.may_have_happened
         ended = self._result(
             execution,
             Ending(
                 status="rolled_back", version=state.version, generation=state.generation, ckpt=str(state.ckpt()),
                 aftermath=aftermath, error=error, checks=verdict.checks, outside=self.plan.outside,
-                egress=self.departures.log, may_have_happened=may_have_happened,
+                egress=self.departures.log, may_have_happened=sent,
             ),
         )  # fmt: skip
 
-        def answer(state: State, saved: list[str]) -> bytes:
+        def answer(state: State, saved: list[str], theirs: list[str]) -> bytes:
             nonlocal ended
+            gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs}) if saved else []
             told = recovery.of_rollback(
-                state, self.id, error, aftermath, undone=self.undone, saved=saved, sent=may_have_happened
+                state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent
             )
-            ended = msgspec.structs.replace(ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved)
+            noted = [*verdict.checks, *checks.from_late_changes(theirs)]
+            ended = msgspec.structs.replace(
+                ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved, checks=noted
+            )
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
             reason=in_short(error), blame="system" if execution and execution.is_from_outside else "user",
             checks=verdict.checks, refused=self.departures.refused, answer=answer,
         )  # fmt: skip
-        if settlement.saved:
+        if settlement.saved or settlement.theirs:
             self.session.published = True
         return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
 
@@ -344,6 +347,7 @@ class _Transaction:
         try:
             return await settle(self.books, self.id, **how)
         except DiskFull:
+            self.session.endings[self.id] = how
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             await self.plan.recall()  # a cell that filled it at once left no room for its plan
             if self.done is not None and Executed not in map(type, self.books.open[self.id]):

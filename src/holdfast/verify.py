@@ -4,11 +4,11 @@ For each receipt, from the first:
 
 1. chain: numbers have no gap, each names the digest of the one before;
 2. signature: by the given key, over exactly these bytes;
-3. journal: its copy of the statement is the same (where there is a journal);
+3. journal: what it says of the run is the same (where there is a journal; `agreement`);
 4. manifest: the changes of all receipts so far add up to the manifest that it names.
 
 Then the manifests' texts, then every file by SHA-256 and bytes (missing, extra and changed ones are named), and last
-that the session stands where its last receipt says.
+that the session stands where its last receipt says, and that no run has ended without one.
 
 Only the public key is needed. Memory grows with the number of files and receipts, not with the size of files.
 
@@ -26,10 +26,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast import ckpt, durable, manifest, paths, receipts
+from holdfast import agreement, ckpt, durable, manifest, paths, receipts
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
 from holdfast.evidence import Evidence, Stored, from_home
-from holdfast.records import AnyRecord, Change, FileEntry, Saved, Settled, Verified, requests_sent
+from holdfast.records import Change, FileEntry, Settled, Verified
 from holdfast.resources import census, descent, hashing
 from holdfast.signing import PublicKey
 from holdfast.statements import RunFacts, parse_statement
@@ -103,6 +103,8 @@ class _Checker:
         self._last: RunFacts | None = None
         self._head = ""
         self._versions = {0: _EMPTY}
+        self._ended: set[str] = set()
+        """Runs of the journal that have a receipt of their own."""
         self._receipts = self._manifests = self._files = self._bytes = 0
         self._pending: dict[str, list[Change]] = {}
 
@@ -135,7 +137,11 @@ class _Checker:
         facts = _facts(body)
         self._check_place(stored, facts)
         if self._store is not None:
-            _check_journal(self._store.records(facts.run), stored, facts, body)
+            records = self._store.records(facts.run)
+            if differs := agreement.difference(records, facts, body, sha256=stored.sha256):
+                raise _wrong(differs)
+            if facts.kind != "savepoint":  # after which its run's own follows
+                self._ended.add(facts.run)
         self._ledger.apply(facts)
         self._versions[facts.version] = facts.manifest_sha256
         self._last, self._head = facts, found
@@ -218,7 +224,18 @@ class _Checker:
             )
         if row.version != (self._last.version if self._last else 0):
             raise _wrong(f"the session is at version {row.version}, its last receipt at another")
+        self._check_runs(self._store)
         self._check_rows(self._store, row)
+
+    def _check_runs(self, store: Store) -> None:
+        """Each that has ended has its receipt, and no other is taken for one that has."""
+        for run in store.runs(self._session):
+            if run in self._ended and run in self._pending:
+                raise _wrong(f"run {run} has ended, and the journal lists it as one that has not")
+            if run in self._ended:
+                continue
+            if run not in self._pending or any(isinstance(each, Settled) for each in store.records(run)):
+                raise _wrong(f"run {run} is in the journal, and in no receipt")
 
     def _check_rows(self, store: Store, row: SessionRow) -> None:
         """The journal's own lists, from which a session goes on."""
@@ -254,25 +271,6 @@ def _facts(body: bytes) -> RunFacts:
     if facts.status == "rolled_back" and facts.changes:
         raise _wrong("it was rolled back, and lists changes")
     return facts
-
-
-def _check_journal(records: list[AnyRecord], stored: Stored, facts: RunFacts, body: bytes) -> None:
-    """The run's own receipt is the one that `Settled` names; another is of what it saved on the way."""
-    settled = [record for record in records if isinstance(record, Settled)]
-    if not settled:
-        raise _wrong("the journal has no end of its run")
-    if settled[-1].receipt_sha256 != stored.sha256:
-        if not any(isinstance(record, Saved) for record in records):
-            raise _wrong(f"the journal's run ended with receipt {settled[-1].receipt_sha256 or 'none'}")
-        return
-    if (settled[-1].status, settled[-1].version) != (facts.status, facts.version):
-        raise _wrong(f"the journal's run ended {settled[-1].status} at version {settled[-1].version}")
-    sent = requests_sent(records)
-    if facts.egress[: len(sent)] != sent:
-        raise _wrong("the journal has requests that left, and it lists others")
-    copies = [record.receipt for record in records if isinstance(record, Verified)]
-    if copies and copies[-1] != body:
-        raise _wrong("the journal's copy of it differs")
 
 
 def _check_manifest(text: bytes, *, digest: str) -> None:

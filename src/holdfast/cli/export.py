@@ -5,10 +5,11 @@ or a mode of the guest's has no place in what is handed on. Each file is hashed 
 verified as a whole before it is called one.
 """
 
+import errno
 import hashlib
 import os
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,16 +18,18 @@ from holdfast import durable, evidence, manifest, paths, verify
 from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
 from holdfast.config import home_path
-from holdfast.errors import FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
+from holdfast.errors import DiskFull, FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.home import HIDDEN, JOURNAL
 from holdfast.records import FileEntry
 from holdfast.resources import descent
+from holdfast.resources.workspace import remove_tree
 from holdfast.signing import PUBLIC
 from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
 
 _CHUNK = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -66,11 +69,34 @@ def _export_shared(workspace: Path, directory: Path, *, home: Path) -> Report:
 def _write(store: Store, session: str, directory: Path, *, files: Path, home: Path) -> None:
     _make(directory)
     committed = store.files(session)
-    (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
-    (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
-    for row in store.receipts(session):
-        (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
-    _copy_files(files, directory / evidence.FILES_NAME, committed)
+    with _whole(directory):
+        (directory / evidence.RECEIPTS_NAME).mkdir()
+        (directory / evidence.FILES_NAME).mkdir()
+        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+        (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
+        for row in store.receipts(session):
+            (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
+        _copy_files(files, directory / evidence.FILES_NAME, committed)
+
+
+@contextmanager
+def _whole(directory: Path) -> Iterator[None]:
+    """All of it or nothing: what is half made would be in the way of the next try."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            remove_tree(directory)
+        if isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+            raise DiskFull(
+                f"the export has no room in {directory}",
+                hint="free some, or name another; nothing is left of it",
+            ) from error
+        if isinstance(error, OSError):
+            raise InvalidSetting(
+                f"{directory} cannot be written: {error.strerror}", hint="name another directory"
+            ) from error
+        raise
 
 
 def _verified(directory: Path, of: str) -> Report:
@@ -94,8 +120,6 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise InvalidSetting(f"{directory} is not empty", hint="name a directory that does not exist yet")
-        (directory / evidence.RECEIPTS_NAME).mkdir()
-        (directory / evidence.FILES_NAME).mkdir()
     except OSError as error:
         raise InvalidSetting(f"{directory} cannot be made: {error.strerror}", hint="name another directory") from error
 

@@ -134,7 +134,9 @@ def _show_again(run: Run, screen: Screen) -> None:
 
 
 def _outcome(run: Run) -> Iterator[str]:
-    if run.replayed:
+    if run.replayed and run.status == "rolled_back":
+        yield f"already rolled back in {run.id}, which had this key: nothing was executed"
+    elif run.replayed:
         yield f"already committed by {run.id}: nothing was executed; --force repeats it"
     yield f"{run.status} · version {run.version} · {run.duration_s:.2f} s"
     yield from (_file(change, run) for change in run.outputs[:_MOST_FILES])

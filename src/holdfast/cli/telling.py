@@ -10,6 +10,7 @@ from typing import cast
 
 import typer
 
+from holdfast.cli import unheard
 from holdfast.errors import HoldfastError, HomeBusy
 
 # typer has click within, and names only this one of its errors.
@@ -18,6 +19,7 @@ _WrongUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 def carry_out(app: typer.Typer) -> int:
     """What was typed; the exit code. Wrong usage is shown by typer, but to who asks for JSON told as any failure is."""
+    unheard.go_on()
     typed = sys.argv[1:]
     if "--json" not in typed[: typed.index("--") if "--" in typed else None]:
         app()  # it exits by itself
@@ -67,7 +69,7 @@ def _finish_killed(home: Path | None) -> None:
 
 
 def _finish(home: Path, directory: Path) -> None:
-    from holdfast import engine, underway
+    from holdfast import engine
     from holdfast.config import Settings
     from holdfast.opening import settle_shared
 
@@ -78,5 +80,3 @@ def _finish(home: Path, directory: Path) -> None:
             "halted": "what it had begun cannot be finished; `holdfast verify` there says what is wrong",
         }.get(status, f"finished now, {status}")
         print(f"holdfast: {run} was killed in {directory}: {came}", file=sys.stderr)
-    if "unsettled" not in ended.values():
-        underway.leave(home, directory)

@@ -75,8 +75,8 @@ def publish(
     """Make `files` what the changes say; durable when it returns, and the stage is gone. Returns what was left to the
     user, who had changed it.
 
-    Files in `same_inode` are written into, where they are, instead of being replaced (see `handles`). Until that is
-    durable they stay in the stage as well, so that a redo knows no difference.
+    Files in `same_inode` that have no other name are written into, where they are, instead of being replaced (see
+    `handles`). Until that is durable they stay in the stage as well, so that a redo knows no difference.
 
     What `intact` does not know as committed is hashed before it is kept.
 
@@ -149,6 +149,8 @@ class _Publishing:
         if not self._go_to_place(parent):
             return self.theirs.append(change.path)
         self._touch(tuple(parent))
+        if self._shared and self._has_arrived(change, name):
+            return None
         if self._shared and self._is_theirs(change, name):
             return self.theirs.append(change.path)
         if change.kind == "directory":
@@ -222,7 +224,7 @@ class _Publishing:
         old = look(name, dir_fd=self._place.fd)
         if old is not None and stat.S_ISDIR(old.st_mode) and not self._clear(name):
             return self.theirs.append(change.path)
-        if old is not None and stat.S_ISREG(old.st_mode) and parts_of(change) in self._same_inode:
+        if old is not None and self._keeps_inode(change, old):
             return self._write_into(name)
         try:
             move = durable.rename_new if self._shared and change.action == "added" else durable.rename
@@ -230,6 +232,11 @@ class _Publishing:
         except FileExistsError:  # it came in this very moment
             return self.theirs.append(change.path)
         crashpoint("publish.renamed")
+
+    def _keeps_inode(self, change: Change, old: os.stat_result) -> bool:
+        """Not where the file has another name: what that one shows stays as it is. Who opened such a file for writing
+        saw the inode of his layer and never this one, and so goes on with the one that the rename puts here."""
+        return stat.S_ISREG(old.st_mode) and old.st_nlink == 1 and parts_of(change) in self._same_inode
 
     def _write_into(self, name: bytes) -> None:
         with durable.closing_fd(descent.open_regular(name, dir_fd=self._staged.fd)) as source:
@@ -259,6 +266,11 @@ class _Publishing:
             descent.chmod(name, 0o700, dir_fd=self._place.fd)
             durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
         return True
+
+    def _has_arrived(self, change: Change, name: bytes) -> bool:
+        """A new file is in place already: what is staged is filled again from blobs before each try."""
+        old = look(name, dir_fd=self._place.fd) if change.action == "added" and change.sha256 else None
+        return old is not None and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) == change.sha256
 
     def _is_theirs(self, change: Change, name: bytes) -> bool:
         """Whether what a change would replace is something else than what the run found there."""

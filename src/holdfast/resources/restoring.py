@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from holdfast import durable
 from holdfast.blobs.local import LocalBlobs
 from holdfast.errors import FileUnknown, InvalidSetting
@@ -46,6 +48,58 @@ def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntr
     changes = [_removal(entry) for path, entry in current.items() if path not in target]
     changes += [_put(entry, current.get(path)) for path, entry in target.items() if _differs(entry, current.get(path))]
     return sorted(changes, key=parts_of)
+
+
+def plan_saved(current: Mapping[str, FileEntry], saved: Sequence[FileEntry]) -> list[Change]:
+    """What puts files on top of a version's that were saved, in this order.
+
+    As of a run that did it (`layers`, rule 1), a file where a directory was is "changed", and the directories that were
+    in that are removed: in one of the user's nothing else makes way for it.
+    """
+    changes = plan_restore(current, with_saved(current, saved))
+    emptied = {above for change in changes if change.action == "removed" for above in _above(change.path)}
+    replaced = {change.path for change in changes} & emptied
+    if not replaced:
+        return changes
+    changes = [msgspec.structs.replace(each, action="changed") if each.path in replaced else each for each in changes]
+    inner = [path for path in emptied if not replaced.isdisjoint(_above(path))]
+    changes += [Change(path=path, action="removed", kind="directory") for path in inner]
+    return sorted(changes, key=parts_of)
+
+
+def with_saved(files: Mapping[str, FileEntry], saved: Sequence[FileEntry]) -> dict[str, FileEntry]:
+    """The files of a version with those on top that were saved, in this order. No name is a file and a directory at
+    once: what was saved later stays, and of the version only what has a place beside all that stays."""
+    later, last = _Places(), dict[str, FileEntry]()
+    for entry in reversed(saved):
+        if entry.path not in last and not later.collide(entry.path):
+            last[entry.path] = entry
+        later.take(entry.path)
+    stays = _Places()
+    for path in last:
+        stays.take(path)
+    return {path: entry for path, entry in files.items() if not stays.collide(path)} | last
+
+
+class _Places:
+    """Names that files have, and the directories that these need."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._directories: set[str] = set()
+
+    def take(self, path: str) -> None:
+        self._files.add(path)
+        self._directories.update(_above(path))
+
+    def collide(self, path: str) -> bool:
+        """Whether a file cannot be there beside them, unless as one of them."""
+        return path in self._directories or any(above in self._files for above in _above(path))
+
+
+def _above(path: str) -> list[str]:
+    """The directories that a file is in, but for the area's own."""
+    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
 
 
 def put_again(entry: FileEntry) -> Change:

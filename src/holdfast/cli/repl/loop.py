@@ -96,6 +96,16 @@ def _signals_end_it() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _piped() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidSetting(
+            f"what came from the pipe is no text: {error.reason} at byte {error.start:,}",
+            hint=f"write cells in {error.encoding}, and keep data in files",
+        ) from error
+
+
 class _Desk:
     """One open session and whoever sits before it."""
 
@@ -161,7 +171,7 @@ class _Desk:
                 self._part()
 
     def _read(self) -> int:
-        for cell in cells.split(sys.stdin.read()):
+        for cell in cells.split(_piped()):
             if cells.is_end(cell):
                 return 0
             if cells.is_command(cell):

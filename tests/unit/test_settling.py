@@ -1,0 +1,166 @@
+"""How a run ends that was rolled back, by its records alone: what it had saved is applied, and nothing else is lost."""
+
+import hashlib
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import settling
+from holdfast.books import Books
+from holdfast.errors import DiskFull
+from holdfast.journal import Journal
+from holdfast.receipts import receipt
+from holdfast.records import Executed, FileEntry, Planned, RunCard, Saved
+from holdfast.resources.workspace import Workspace
+from holdfast.settling import Settlement, settle, settle_open
+from holdfast.signing import SigningKey
+from holdfast.store.rows import SessionRow
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=["its own", "the user's"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """A directory of the user's; None: the session has its own."""
+    if request.param == "its own":
+        return None
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.fixture
+async def books(tmp_path: Path, shared: Path | None) -> AsyncIterator[Books]:
+    journal = Journal(tmp_path / "journal.sqlite3")
+    row = SessionRow(id="s1", created_at=1.0, generation=1, version=0, settings={})
+    workspace = Workspace(tmp_path / "s1", shared=shared)
+    workspace.create(owner=None)
+    books = Books(journal, SigningKey.load_or_create(tmp_path / "keys"), workspace, row=row)
+    books.register()
+    yield books
+    await journal.close()
+
+
+async def fail(books: Books, run: str, *saves: dict[str, bytes]) -> Settlement:
+    """A run that saves some files, once or more often, and then fails."""
+    saved = [[keep(books, path, data) for path, data in files.items()] for files in saves]
+    records = [Saved(run=run, at=2.0, files=files) for files in saved]
+    await books.journal.append(*books.note(plan(run), *records))
+    return await settle(books, run, reason="its code failed", blame="user")
+
+
+def plan(run: str) -> Planned:
+    return Planned(run=run, at=1.0, card=RunCard(run=run, session="s1", goal="", code_sha256="", base=""), code="")
+
+
+def keep(books: Books, path: str, data: bytes) -> FileEntry:
+    sha256, size = books.blobs.put_stream(io.BytesIO(data))
+    return FileEntry(path=path, sha256=sha256, bytes=size)
+
+
+def on_disk(books: Books) -> dict[str, bytes]:
+    data = books.workspace.files.area("data")
+    return {str(path.relative_to(data)): path.read_bytes() for path in data.rglob("*") if path.is_file()}
+
+
+COLLISIONS: dict[str, tuple[dict[str, bytes], list[dict[str, bytes]], dict[str, bytes]]] = {
+    "a file in place of a directory": (
+        {"out/x.csv": b"old", "out/deep/y.csv": b"old too", "output": b"other"},
+        [{"out": b"new"}],
+        {"out": b"new", "output": b"other"},
+    ),
+    "a directory in place of a file": (
+        {"out": b"old", "out.csv": b"other"},
+        [{"out/x.csv": b"new"}],
+        {"out/x.csv": b"new", "out.csv": b"other"},
+    ),
+    "both in one run, the directory last": (
+        {"k": b"1"},
+        [{"out": b"a"}, {"out/x.csv": b"b"}],
+        {"k": b"1", "out/x.csv": b"b"},
+    ),
+    "both in one run, the file last": (
+        {"out/old": b"1"},
+        [{"out/x.csv": b"b", "out/y.csv": b"c"}, {"out": b"a"}],
+        {"out": b"a"},
+    ),
+    "to and fro": (
+        {"out/old": b"1"},
+        [{"out/x.csv": b"a"}, {"out": b"b"}, {"out/y.csv": b"c"}],
+        {"out/old": b"1", "out/y.csv": b"c"},
+    ),
+}
+
+
+@pytest.mark.parametrize("how", COLLISIONS)
+async def test_what_was_saved_may_be_a_file_where_a_directory_was_and_the_reverse(books: Books, how: str) -> None:
+    committed, saves, after = COLLISIONS[how]
+    await fail(books, "r1", committed)
+    books.blobs.forget(set())  # as retention does, sooner or later
+    settlement = await fail(books, "r2", *saves)
+
+    assert on_disk(books) == after
+    assert sorted(books.state.files) == sorted(after)
+    assert settlement.saved == sorted(after.keys() - committed.keys())
+    gone = sorted(committed.keys() - after.keys())
+    (first, _) = await books.read(lambda store: store.receipt("r2"))
+    told = receipt(first.envelope).facts().changes
+    assert sorted(change.path for change in told if change.action == "removed" and change.before) == gone
+    assert all(hashlib.sha256(committed[path]).hexdigest() in books.blobs.digests() for path in gone)
+
+
+@pytest.mark.parametrize("shared", ["the user's"], indirect=True)
+async def test_what_was_saved_is_not_told_as_kept_where_the_users_own_stayed(books: Books) -> None:
+    place = books.workspace.files.area("data")
+    await fail(books, "r1", {"old": b"1"})
+    for name in ("old", "new"):
+        (place / name).write_text("the user's")
+    settlement = await fail(books, "r2", {"old": b"2", "new": b"3", "other": b"4"})
+
+    assert (settlement.saved, sorted(settlement.theirs)) == (["other"], ["new", "old"])
+    assert on_disk(books) == {"old": b"the user's", "new": b"the user's", "other": b"4"}
+
+
+@pytest.mark.parametrize("shared", ["the user's"], indirect=True)
+async def test_what_was_put_in_place_before_a_second_try_is_not_taken_for_the_users_own(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("the disk is full", hint="")
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr(settling, "write_manifest", full)
+        with pytest.raises(DiskFull):
+            await fail(books, "r1", {"new": b"1"})
+    settlement = await settle(books, "r1")
+
+    assert (settlement.saved, settlement.theirs, on_disk(books)) == (["new"], [], {"new": b"1"})
+
+
+@pytest.mark.parametrize("shared", ["its own"], indirect=True)
+@pytest.mark.parametrize(
+    ("code", "reason", "by"),
+    [
+        ("exception", "division by zero", "user"),
+        ("timeout", "timeout", "user"),
+        ("interrupted", "the run was interrupted", "system"),
+        (None, "there was no room", "system"),
+    ],
+)
+async def test_a_run_that_is_settled_late_ended_as_its_records_say(
+    books: Books, code: str | None, reason: str, by: str
+) -> None:
+    message = "" if code == "timeout" else reason
+    ended = [Executed(run="r1", at=2.0, error_code=code, error_message=message, duration_s=1.0)] if code else []
+    await books.journal.append(*books.note(plan("r1"), *ended))
+    await settle_open(books, reason="there was no room")
+
+    (row,) = await books.read(lambda store: store.receipt("r1"))
+    told = receipt(row.envelope).facts()
+    assert (told.status, told.reason, told.blame) == ("rolled_back", reason, by)
