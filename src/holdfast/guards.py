@@ -9,6 +9,7 @@ from holdfast.config import Limits
 from holdfast.errors import DiskLimit
 from holdfast.kernel.conduct import Stop
 from holdfast.resources.workspace import Usage, Workspace
+from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
 
 _LOOK_AGAIN_BYTES = 32 << 20
@@ -80,9 +81,12 @@ class DiskGuard:
         self._seen = self._free()
         before = self._usage
         limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
-        usage = await self._look()
-        if usage.size_bytes > limit_bytes and await self._make_room():
+        try:
             usage = await self._look()
+            if usage.size_bytes > limit_bytes and await self._make_room():
+                usage = await self._look()
+        except procfs.TooLong:
+            return _stop("the session maps files under so many or so long names that what they hold cannot be counted")
         if usage.size_bytes > max(limit_bytes, before.size_bytes):
             held, limit = usage.size_bytes >> 20, limit_bytes >> 20
             return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")

@@ -797,7 +797,7 @@ def test_a_kept_snapshot_that_gets_signals_wakes_when_it_is_its_turn(undoing: Se
     [
         "wake.send(b'wake')",
         "for _ in range(50): wake.send(b'wake'); wake.send(b'bed'); wake.send(b'asleep')",
-        "wake.sendmsg([b'bed'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('i', wake.fileno()))])",
+        "tries(wake.sendmsg, [b'bed'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack('i', wake.fileno()))])",
         "wake.shutdown(socket.SHUT_RDWR)",
         "wake.close()",
         "os.dup2(os.open('/dev/null', os.O_RDWR), wake.fileno())",

@@ -1,6 +1,7 @@
 """A SQLite connection is open for many runs; SQLite looks closely at the file under it."""
 
 import sqlite3
+from hashlib import sha256
 from pathlib import Path
 
 from holdfast import Session
@@ -48,6 +49,20 @@ def test_in_wal_mode_a_connection_left_open_fails_verification_and_says_how_to_g
     assert session.run(INSERT.format(1)).text == "[(0,), (1,)]"
     assert session.run(INSERT.format(2) + "\n1 / 0").status == "rolled_back"
     assert session.run(INSERT.format(3)).text == "[(0,), (1,), (3,)]"
+
+
+def test_another_name_of_a_database_stays_as_committed_while_a_connection_writes_to_it(
+    session: Session, tmp_path: Path
+) -> None:
+    assert session.run(f"{OPEN}\ndb.close(); import os; os.link('a.db', 'b.db')").status == "committed"
+    committed = {entry.path: entry.sha256 for entry in session.files()}
+    assert session.run("db = sqlite3.connect('a.db')\n" + INSERT.format(1)).text == "[(0,), (1,)]"
+    again = session.run(INSERT.format(2))
+
+    assert (again.status, again.text, again.outside) == ("committed", "[(0,), (1,), (2,)]", [])
+    assert rows(session.download("b.db", tmp_path)) == [(0,)]
+    assert sha256((tmp_path / "b.db").read_bytes()).hexdigest() == committed["b.db"]
+    assert rows(session.download("a.db", tmp_path)) == [(0,), (1,), (2,)]
 
 
 def rows(path: Path) -> list[tuple[int]]:

@@ -1,5 +1,6 @@
 """Staged files that are held open get inodes of their own: whoever holds them writes to nobody's copy."""
 
+import errno
 import os
 import socket
 import sqlite3
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import DiskFull
 from holdfast.records import Change
 from holdfast.resources.handles import databases, let_go, still_held
 
@@ -41,6 +43,22 @@ def test_what_is_open_for_writing_is_replaced_by_a_copy_that_looks_the_same(stag
     assert (after.st_size, after.st_blocks <= before.st_blocks + 16) == ((1 << 20) + 3, True)
     assert file.read_bytes() == b"begin" + bytes((1 << 20) - 5) + b"end"
     assert os.listdir(stage / "data" / "d") == ["f"]
+
+
+def test_where_there_is_no_room_for_a_copy_the_disk_is_full_and_the_file_is_as_it_was(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = stage / "data" / "d" / "f"
+    with file.open("wb", buffering=0) as held:
+        held.write(b"begin")
+        monkeypatch.setattr(os, "copy_file_range", is_full)
+        with pytest.raises(DiskFull):
+            let_go(stage, added("d/f"))
+
+    assert (file.read_bytes(), os.listdir(stage / "data" / "d")) == (b"begin", ["f"])
 
 
 def test_what_is_only_read_or_not_staged_is_left_alone(stage: Path) -> None:

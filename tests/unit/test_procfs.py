@@ -19,6 +19,11 @@ sys.stdin.read()
 """
 
 
+def test_a_list_without_end_is_not_read_to_it() -> None:
+    with pytest.raises(procfs.TooLong):
+        procfs.lines("/dev/zero", most_bytes=1000)
+
+
 @contextmanager
 def renamed(name: str) -> Iterator[int]:
     """A process of that name."""

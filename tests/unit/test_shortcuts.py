@@ -35,6 +35,11 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+def test_blank_lines_take_no_time() -> None:
+    """Once it was cubic in their number: forty thousand would never have come to an end."""
+    assert is_ordinary("x = 1" + "\n" * 40_000 + "y = 2")
+
+
 @pytest.fixture(scope="module")
 def shell() -> Iterator[GuestShell]:
     before = sys.displayhook, sys.excepthook, builtins.input, getpass.getpass, sys.modules["__main__"]

@@ -116,7 +116,8 @@ class GuestDisplayPublisher(DisplayPublisher):
 
 def mime(data: dict[str, Any]) -> wire.Mime:
     """What the wire carries: text as str, images as bytes, JSON as its text; too large is left out, and said."""
-    encoded = {text(str(kind)): _encode(str(kind), value) for kind, value in data.items() if value is not None}
+    forms = [(str(kind), value) for kind, value in data.items() if value is not None][: wire.MAX_FORMS]
+    encoded = {text(kind): _encode(kind, value) for kind, value in forms}
     whole = wire.Mime(
         text={kind: value for kind, value in encoded.items() if isinstance(value, str)},
         binary={kind: value for kind, value in encoded.items() if isinstance(value, bytes)},

@@ -197,7 +197,7 @@ class Guest:
         return wire.Finished(turn=request.turn, failures=failures)
 
     def _ask(self, prompt: object = "", *, password: bool = False) -> str:
-        self._channel.send(wire.Asked(prompt=text(str(prompt)), password=password))
+        self._channel.send(wire.Asked(prompt=text(str(prompt)[-wire.MAX_PROMPT :]), password=password))
         answer = self._channel.receive()
         if not isinstance(answer, wire.Answer):
             raise EOFError("no answer came")

@@ -6,7 +6,7 @@ from typing import Any
 from holdfast.guest.display import text
 from holdfast.kernel import wire
 
-_MAX_NAMES = 10_000
+_MAX_NAMES = wire.MAX_NAMES
 _MAX_NAME = 200
 _MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
 _MAX_SIZE = 1 << 62

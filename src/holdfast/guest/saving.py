@@ -90,6 +90,8 @@ class SharedChannel:
         """Why the files were not saved; empty: they are durable."""
         if getpid() != self._kernel:
             raise RuntimeError("this process was forked by the kernel: call kit.save in the kernel itself")
+        if len(files) > wire.MAX_PATHS:
+            raise ValueError(f"{len(files):,} files are too many to save at once: at most {wire.MAX_PATHS:,} a call")
         names = [self._below_root(file) for file in files]
         with _signals_deferred(), self._saving:
             self._channel.send(wire.Saving(paths=names, step=step))

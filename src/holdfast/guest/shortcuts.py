@@ -14,7 +14,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.prefilter import PrefilterManager
 from IPython.lib.pretty import _repr_pprint, _singleton_pprinters
 
-_MAY_MEAN_MORE = re.compile(r"[%?]|!(?!=)|^\s*(?:[,;/!]|>>>|\.\.\.|(?:\[\w+\])?\s*In )", re.MULTILINE)
+_MAY_MEAN_MORE = re.compile(r"[%?]|!(?!=)|^[^\S\n]*+(?:[,;/!]|>>>|\.\.\.|(?:\[\w+\][^\S\n]*+)?In )", re.MULTILINE)
 """A magic, a command, help, a prompt that was copied with the code: whatever IPython might take for one of these."""
 _BEGINS_PLAINLY = re.compile(r"[0-9(\[{\"'+-][^#]*\Z")
 """A line that begins so calls no magic by its bare name, and nothing that calls itself."""

@@ -2,12 +2,24 @@
 
 import socket
 import struct
+from contextlib import suppress
 
 from holdfast.kernel import framing
 from holdfast.sandbox import procfs
 
+_MOST_LEFT_OVER = 4096
+"""Packets: many times what a socket holds."""
+_SO_PASSRIGHTS = 83
 _CREDENTIALS = struct.Struct("iii")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+def hear_only_words(sock: socket.socket) -> None:
+    """Have Linux attest who sends; and take no descriptors. We have no use for one, but whoever gets the last of a file
+    closes it, and that can take Linux seconds (a deleted file in thousands of pieces): they would be the host's."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    with suppress(OSError):  # before Linux 6.16: SECURITY.md
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
@@ -19,6 +31,19 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return data, _CREDENTIALS.unpack(value)[0]
     return data, 0
+
+
+def drain(sock: socket.socket) -> bool:
+    """Read what lies there, for nobody. False: there is no end of it."""
+    for _ in range(_MOST_LEFT_OVER):
+        try:
+            if not receive(sock, framing.PACKET_BYTES + 1)[0]:
+                return True
+        except framing.ProtocolViolation:
+            continue
+        except OSError:
+            return True
+    return False
 
 
 def number_inside(pid: int) -> int:

@@ -18,7 +18,7 @@ from contextlib import suppress
 import anyio
 
 from holdfast.kernel import framing
-from holdfast.kernel.attested import receive
+from holdfast.kernel.attested import hear_only_words, receive
 from holdfast.kernel.happenings import Snapshot
 from holdfast.kernel.pidfds import Pidfds
 
@@ -42,7 +42,7 @@ class Beds:
         it would hear what is meant for the next."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        hear_only_words(ours)
         lies = False
         try:
             self._pidfds.signal(snapshot.pid, signal.SIGCONT)  # user code may have stopped it

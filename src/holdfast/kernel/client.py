@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from holdfast.kernel import early, framing, wire
-from holdfast.kernel.attested import number_inside, receive
+from holdfast.kernel.attested import drain, hear_only_words, number_inside, receive
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
@@ -67,18 +67,17 @@ class Kernel:
         self._pidfds = Pidfds()
         self.beds = Beds(wake, self._pidfds)
         self._pid_inside = 0
-        self._reaped: set[int] = set()
+        self._reaped: set[int] | None = None  # since a snapshot was asked for; None: nobody waits for one
         self._control = control
         self._sending = anyio.Lock(fast_acquire=True)
-        self._is_torn = False
-        """The last message was not sent to its end."""
+        self._is_torn = False  # the last message was not sent to its end
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
         self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._epoll = select.epoll()
         for sock in (control, reports, wake):
             sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            hear_only_words(sock)
         for fd in (control.fileno(), reports.fileno(), stdout, stderr):
             os.set_blocking(fd, False)
             self._epoll.register(fd, select.EPOLLIN)
@@ -216,7 +215,7 @@ class Kernel:
     async def take_snapshot(self, timeout_s: float) -> str | None:
         """Have the kernel fork a frozen copy; the one before it is dropped. None, or why there is none now."""
         before, self.snapshot = self.snapshot, None
-        self._reaped.clear()
+        self._reaped = set()
         if before is not None:  # of no use any more; it dies while its successor is born, which may need its room
             self._pidfds.signal(before.pid, signal.SIGKILL)
         try:
@@ -232,6 +231,7 @@ class Kernel:
             self.owes_snapped += 1
             return f"the kernel did not take it within {timeout_s:g} s"
         finally:
+            self._reaped = None
             await self.beds.bury(before)
         self.snapshot = Snapshot(sleeper, snapped.pid)
         return None
@@ -247,7 +247,8 @@ class Kernel:
         snapshot = kept or self.snapshot
         if snapshot is None:
             return None
-        self._discard_leftovers()
+        if not self._discard_leftovers():
+            return None
         self._pidfds.part_from(self.pid)
         try:
             if kept is None:
@@ -289,7 +290,7 @@ class Kernel:
             self._epoll.unregister(self._wake.fileno())
 
     async def _hear_sleeper(self, pid_inside: int) -> int | None:
-        while not (pid_inside in self._reaped or early.is_lost(self._early)):
+        while pid_inside not in (self._reaped or ()) and not early.is_lost(self._early):
             await anyio.wait_readable(self._epoll)
             try:
                 word, pid = receive(self._wake, 64)
@@ -304,15 +305,15 @@ class Kernel:
                 return pid
         return None
 
-    def _discard_leftovers(self) -> None:
-        """What the dead kernel sent and nobody read, whole or in part."""
+    def _discard_leftovers(self) -> bool:
+        """What the dead kernel sent, whole or in part. False: it has no end, so who was said to be asleep sends it."""
         self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
         self._early = [event for event in self._early if isinstance(event, Printed)]
-        with suppress(OSError, framing.ProtocolViolation):
-            while receive(self._control, framing.PACKET_BYTES + 1)[0]:
-                pass
+        if not drain(self._control):
+            return False
         with suppress(FileExistsError):
             self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        return True
 
     def close(self) -> None:
         self.kill_session()
@@ -366,7 +367,8 @@ class Kernel:
                     return [*deaths, Gone("its pid 1 is gone")]
                 self.init_pid = self.init_pid or self._pidfds.meet(pid)
                 reaped, status = _REPORT.unpack(report)
-                self._reaped.add(reaped)
+                if self._reaped is not None:
+                    self._reaped.add(reaped)
                 if reaped and reaped == self._pid_inside:
                     deaths.append(Died(status))
                 elif self.snapshot is not None and reaped == self.snapshot.pid_inside:

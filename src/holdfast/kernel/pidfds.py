@@ -23,8 +23,10 @@ class Pidfds:
 
     def meet(self, pid: int) -> int:
         """Hold on to a process, if it is still there; returns its number."""
-        with suppress(ProcessLookupError):
-            self._of[pid] = os.pidfd_open(pid)
+        if not self.lives(pid):
+            self.part_from(pid)
+            with suppress(ProcessLookupError):
+                self._of[pid] = os.pidfd_open(pid)
         return pid
 
     def part_from(self, pid: int) -> None:

@@ -15,8 +15,8 @@ OnSave = Callable[[wire.Saving, IsOver], Awaitable[str]]
 """Keeps what a cell saves on the way, unless that is over before it is done; returns why not, or nothing."""
 TOO_LATE = "the run's code has ended: save while it runs, or in the next run"
 
-_MOST = 100
-"""That threads of a cell may have open at once."""
+_MOST = 2
+"""An honest kernel asks for the next when the one before is answered."""
 
 
 class Saves:

@@ -29,7 +29,7 @@ class Shelf:
         if self._clear_pending:
             self.clear()
         # Every one counts, also one that replaces another: what is kept never exceeds what was counted.
-        self._size += shown.data.size() + len(shown.metadata)
+        self._size += shown.data.size() + len(shown.metadata) + len(shown.display_id or "")
         if len(self.displays) >= self._limits.displays or self._size > self._limits.display_bytes:
             self.dropped += 1
         elif shown.update:

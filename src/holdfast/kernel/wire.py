@@ -8,9 +8,10 @@ Three conversations:
 """
 
 import signal
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 MEMORY_SIGNAL = signal.SIGXCPU
 """From the host to a kernel that nears its cap: raise MemoryError. (Nobody limits CPU seconds in here.)"""
@@ -23,17 +24,24 @@ EGRESS_ADDRESS = ("127.0.0.1", 3128)
 """Where guests that may reach something find the host's proxy. Nothing else is in their network."""
 
 
+MAX_FORMS, MAX_NAMES, MAX_WORDS, MAX_PATHS, MAX_PROMPT = 100, 10_000, 10_000, 100_000, 100_000
+"""Of what a kernel sends. An honest one keeps to them. What an entry costs the host is many times what it takes on the
+wire, so a message that has more is refused before it is built."""
+Forms = Meta(max_length=MAX_FORMS)
+Words = Annotated[list[str], Meta(max_length=MAX_WORDS)]
+
+
 class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing in several forms, by MIME type. (A msgspec union cannot hold both str and bytes.)"""
 
-    text: dict[str, str] = {}
-    binary: dict[str, bytes] = {}
+    text: Annotated[dict[str, str], Forms] = {}
+    binary: Annotated[dict[str, bytes], Forms] = {}
 
     def merged(self) -> dict[str, str | bytes]:
         return {**self.text, **self.binary}
 
     def size(self) -> int:
-        return sum(len(value) for value in self.merged().values())
+        return sum(len(kind) + len(value) for kind, value in self.merged().items())
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -239,14 +247,14 @@ class Printing(Message, frozen=True):
 class Asked(Message, frozen=True):
     """`input()` where the face offers stdin."""
 
-    prompt: str
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT)]
     password: bool = False
 
 
 class Saving(Message, frozen=True):
     """`kit.save`: these files are finished and are to be kept whatever becomes of the run. → `SavedReply`"""
 
-    paths: list[str]
+    paths: Annotated[list[str], Meta(max_length=MAX_PATHS)]
     """Relative to /mnt/data, as `holdfast.paths.to_text` writes them."""
     step: str = ""
 
@@ -278,24 +286,24 @@ class Finished(Message, frozen=True):
     turn: int
     count: int = 0
     exit_code: int | None = None
-    threads: list[str] = []
-    names: dict[str, str] = {}
+    threads: Words = []
+    names: Annotated[dict[str, str], Meta(max_length=MAX_NAMES)] = {}
     """Names that the cell bound anew, as far as identity shows: name -> type."""
-    gone: list[str] = []
+    gone: Words = []
     """Names that the cell took away."""
     result: Shown | None = None
     """The value of the last expression, where it is small and nothing was shown after it: one message less."""
-    failures: list[str] = []
+    failures: Words = []
     """Of a trial, one per probe, in order: why it failed; empty: it holds."""
 
 
 class Restaged(Message, frozen=True):
-    not_reopened: list[str] = []
+    not_reopened: Words = []
     """Open files whose path leads nowhere any more, in words."""
 
 
 class Completed(Message, frozen=True):
-    matches: list[str]
+    matches: Words
     start: int
     end: int
 
@@ -316,7 +324,7 @@ class Woken(Message, frozen=True):
     """The first words of a copy that is now the kernel."""
 
     pid: int
-    not_restored: list[str] = []
+    not_restored: Words = []
     """What lies outside memory and is as the run before left it: sockets, pipes, shared memory, ended processes."""
 
 
@@ -330,7 +338,7 @@ class Name(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Named(Message, frozen=True):
-    names: dict[str, Name]
+    names: Annotated[dict[str, Name], Meta(max_length=MAX_NAMES)]
 
 
 HostRequest = (

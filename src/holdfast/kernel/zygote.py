@@ -28,7 +28,7 @@ from holdfast.guest.main import Guest
 from holdfast.guest.shell import GuestShell, make_shell
 from holdfast.guest.snapshots import Snapshots, share_memory
 from holdfast.kernel import framing, wire
-from holdfast.sandbox import linux, mounts, namespaces, pid1, seccomp
+from holdfast.sandbox import linux, mounts, namespaces, pid1, privileges, seccomp
 from holdfast.sandbox.confine import confine_init, confine_kernel, confine_session
 
 _PRELOAD = ("numpy", "pandas", "pyarrow", "pyarrow.compute", "matplotlib.pyplot")
@@ -54,6 +54,7 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     # exec'd children and tracebacks of guests are not to see how the zygote was started.
     sys.argv[:] = [""]
+    privileges.forgo_oom_protection()
     shell = _warm_up()
     program = seccomp.compile_filter()
     mounts.seal_root()

@@ -1,5 +1,6 @@
 """This machine: one keeper, a zygote per environment, and kernels forked from them."""
 
+import asyncio
 import os
 import resource
 import secrets
@@ -7,6 +8,8 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -29,6 +32,8 @@ from holdfast.strays import discard
 _START_TIMEOUT_S = 300.0
 """The zygote imports a gigabyte of libraries: seconds on most machines, minutes on a slow disk or starved processor."""
 _FORK_TIMEOUT_S = 30.0
+_REST_S = 0.5
+"""To put a session to rest takes milliseconds."""
 _PACKAGE = Path(__file__).parents[1]
 _KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from holdfast.kernel.keeper import main; main()"
 
@@ -65,8 +70,7 @@ class LocalNode:
 
     def __init__(self, home: Home, tree: cgroups.Tree) -> None:
         self.tree = tree
-        self.rest = anyio.Semaphore(2 * (os.cpu_count() or 1))
-        """Held by whoever puts a session to rest: hundreds at once would each take longer than we are patient."""
+        self._rest = anyio.Semaphore(2 * (os.cpu_count() or 1))
         self._home = home
         self._keeper: Line | None = None
         self._zygotes: dict[str, Line] = {}
@@ -140,6 +144,17 @@ class LocalNode:
             raise
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup, listener)
+
+    @asynccontextmanager
+    async def resting(self) -> AsyncIterator[None]:
+        """A place among those that are put to rest at a time: hundreds at once would each take longer than we are
+        patient. Whoever keeps us waiting goes on without one, and keeps no other waiting."""
+        await self._rest.acquire()
+        with ExitStack() as place:
+            place.callback(self._rest.release)
+            overdue = asyncio.get_running_loop().call_later(_REST_S, place.close)
+            place.callback(overdue.cancel)
+            yield
 
     async def stage(
         self, kernel: Kernel, directory: Path, stage: str, *, shared: Path | None = None, guest: int | None = None

@@ -236,7 +236,7 @@ def published_mode(status: os.stat_result) -> int:
     return mode & ~0o6000 if stat.S_ISREG(status.st_mode) else mode
 
 
-def chmod(name: bytes, mode: int, *, dir_fd: int | None) -> None:
+def chmod(name: str | bytes, mode: int, *, dir_fd: int | None) -> None:
     """As chmod(2), but never of what a link points to."""
     file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     with durable.closing_fd(file):

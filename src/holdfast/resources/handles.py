@@ -7,8 +7,8 @@ file gets an inode of its own, and what is held is a copy that belongs to nobody
 well hidden: it grants a read lease on none that is open for writing.
 
 A SQLite database is the exception. SQLite refuses to write to one whose inode is another than when it was opened, so
-it keeps its inode (`databases`): the first commit renames it, a later one writes into the committed file. That nobody
-holds it once the guest has opened its files anew is looked at then (`still_held`).
+it keeps its inode (`databases`): the first commit renames it, a later one writes into the committed file, unless that
+has other names. That nobody holds it once the guest has opened its files anew is looked at then (`still_held`).
 """
 
 import errno
@@ -105,7 +105,8 @@ def _replace(cursor: Cursor, parts: Parts) -> None:
     if not cursor.go(parts[:-1]):
         return
     source = open_regular(parts[-1], dir_fd=cursor.fd)
-    with durable.closing_fd(source), durable.temporary(cursor.fd) as (target, name):
+    told = durable.failures_told("copy")  # there may be no room for it
+    with durable.closing_fd(source), told, durable.temporary(cursor.fd) as (target, name):
         status = os.fstat(source)
         copy_content(source, target, status.st_size)
         for mark in (mark for mark in os.listxattr(source) if not mark.startswith("trusted.")):

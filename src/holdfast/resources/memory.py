@@ -114,10 +114,10 @@ class Protection:
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at when memory is short, and at every tick."""
-        now = self._cgroup.memory_now_bytes()
         held_up = self._cgroup.is_held_up()
-        if (now < self._soft and not held_up) or self._dying in self._cgroup.pids():
+        if (self._cgroup.memory_pinned_bytes() < self._soft and not held_up) or self._dying in self._cgroup.pids():
             return None
+        now = self._cgroup.memory_now_bytes()
         while self.kept.pids and self._cgroup.memory_pinned_bytes() >= self._soft:
             await self.kept.let_go()
         # In this order: what is copied between the two looks counts for the cell, and never against it.

@@ -24,16 +24,22 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable
+from holdfast.errors import SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.resources.census import Census
-from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
+from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, identity_of, owner_of, published_mode
 from holdfast.resources.intact import Intact
 from holdfast.sandbox import procfs
 from holdfast.sandbox.mounts import DIRECTORIES
 
-_DELETED = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ (\S+) (\d+) +(.*) \(deleted\)", re.DOTALL)
+# Each step takes all it can and gives nothing back: a kernel has a thousand mappings, and Linux pads each with spaces.
+_DELETED = re.compile(rb"([0-9a-f]++)-([0-9a-f]++) \S++ \S++ (\S++) (\d++) ++(.*) \(deleted\)", re.DOTALL)
+_MOST_LISTED = 256 << 20
+"""Of all mappings of a session's processes: hundreds of ordinary ones have less."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOVED = ".holdfast-remove-"
+_STAGE = re.compile(r"[0-9a-f]{8}")
+MOVED = ".holdfast-remove-"
+"""How the name begins of what is being removed."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +68,41 @@ class Workspace:
     def create(self, *, owner: int | None) -> None:
         """Make the directories; `owner` is the guest's host uid where the host may give files away."""
         self.path.mkdir(mode=0o700)
-        for own in (self.files.root, self._stages, self.path / "view", self.blobs, self.manifests, self.logs):
+        for own in self._own():
             own.mkdir(mode=0o700)
         for name in DIRECTORIES:
             _make_area(self.files.root / name, name, owner)
         self._guest = owner
+
+    def sync(self) -> None:
+        """Make the directories last. Before the journal knows of the session: one whose directory is not there was
+        deleted (`is_gone`)."""
+        for changed in (self.files.root, self.path, self.path.parent):
+            durable.sync_directory(changed)
+
+    def is_gone(self) -> bool:
+        """Whether the session was deleted; not that its directory cannot be reached now."""
+        try:
+            self.path.lstat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _own(self) -> list[Path]:
+        return [self.files.root, self._stages, self.path / "view", self.blobs, self.manifests, self.logs]
+
+    def refuse_foreign(self) -> None:
+        """In a directory of the user's, what is ours may have been exchanged: a link would lead us anywhere."""
+        if self.shared is None:
+            return
+        for own in (self.path, *self._own()):
+            status = own.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise SessionHalted(
+                    f"{own} is not the directory that was made there", hint="`holdfast verify` says what still holds"
+                )
 
     def prepare(self, *, owner: int | None) -> None:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
@@ -118,6 +154,14 @@ class Workspace:
         """The upper layer of a stage."""
         return self._stages / name
 
+    def recorded_stage(self, name: str) -> Path:
+        """A stage that a record names: whatever is not the name of one leads nowhere."""
+        if not _STAGE.fullmatch(name):
+            raise SessionHalted(
+                f"the journal names a stage {name!r}", hint="it was damaged or forged; `holdfast verify` says more"
+            )
+        return self.stage_path(name)
+
     @property
     def owner(self) -> Owner | None:
         """Whose files put here from outside must be; None where they are our own anyway."""
@@ -147,7 +191,7 @@ class Workspace:
         """All of it or nothing: a session without its directory is deleted, and one rename takes it away. What is cut
         short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room
         on a disk which this may be about to free."""
-        name, gone = self.path.name, f"{_MOVED}{self.path.name}"
+        name, gone = self.path.name, f"{MOVED}{self.path.name}"
         sessions = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with durable.closing_fd(sessions), suppress(FileNotFoundError):
             durable.rename(name, gone, src_dir=sessions, dst_dir=sessions)
@@ -186,10 +230,13 @@ def measure(roots: Iterable[Path]) -> Usage:
 
 def _walk(root: Path) -> Iterator[os.stat_result]:
     """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
-    than a path, the stack or the number of descriptors reach."""
+    than a path, the stack or the number of descriptors reach. Who moves a directory away while we are in it does not
+    lead us elsewhere: there the walk ends, and what was seen is what counts until the next."""
     here, mode = _enter(os.fspath(root))
     shut = [mode]
     """Modes to put back on the way up: they are part of what a run changed."""
+    way: list[Identity] = []
+    """Each directory above."""
     try:
         ahead: list[list[str]] = []
         while True:
@@ -205,6 +252,9 @@ def _walk(root: Path) -> Iterator[os.stat_result]:
                 if above is None:
                     return
                 here = _replace(here, above)
+                if identity_of(os.fstat(here)) != way.pop():
+                    return
+            way.append(identity_of(os.fstat(here)))
             here = _replace(here, below[0])
             shut.append(below[1])
     finally:
@@ -230,7 +280,7 @@ def _enter(name: str, parent: int | None = None) -> tuple[int, int | None]:
     mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     if not stat.S_ISDIR(mode) or mode & 0o700 == 0o700:
         return os.open(name, _DIRECTORY, dir_fd=parent), None
-    os.chmod(name, 0o700, dir_fd=parent)  # ours to open, as the files' owner
+    chmod(name, 0o700, dir_fd=parent)  # ours to open, as the files' owner
     return os.open(name, _DIRECTORY, dir_fd=parent), stat.S_IMODE(mode)
 
 
@@ -254,10 +304,16 @@ def _entries(directory: int) -> list[tuple[str, os.stat_result]]:
 
 
 def unlinked_bytes(pids: Iterable[int], *, device: int) -> int:
-    """Disk held by files that were deleted while open or mapped: in no directory, and still there."""
+    """Disk held by files that were deleted while open or mapped: in no directory, and still there. Raises
+    `procfs.TooLong`."""
     held: dict[int, int] = {}
+    left = _MOST_LISTED
     for pid in pids:
-        held |= _mapped_and_deleted(pid, device) | _open_and_deleted(pid)
+        with suppress(PermissionError):
+            mappings = procfs.lines(f"/proc/{pid}/maps", most_bytes=min(left, procfs.MOST_READ))
+            left -= sum(map(len, mappings))
+            held |= _mapped_and_deleted(mappings, device)
+        held |= _open_and_deleted(pid)
     return sum(held.values())
 
 
@@ -272,7 +328,7 @@ def _open_and_deleted(pid: int) -> dict[int, int]:
     return held
 
 
-def _mapped_and_deleted(pid: int, device: int) -> dict[int, int]:
+def _mapped_and_deleted(mappings: Iterable[bytes], device: int) -> dict[int, int]:
     """By the length of the mapping, which may be more than is on disk.
 
     On a stage that has been replaced, paths lack their beginning: what is on the workspace's device is known by that.
@@ -280,11 +336,11 @@ def _mapped_and_deleted(pid: int, device: int) -> dict[int, int]:
     held: dict[int, int] = {}
     places = tuple(place.encode() for place in DIRECTORIES.values())
     own = f"{os.major(device):02x}:{os.minor(device):02x}".encode()
-    with suppress(PermissionError):
-        for area in filter(None, map(_DELETED.fullmatch, procfs.lines(f"/proc/{pid}/maps"))):
-            first, last, number, inode, name = area.groups()
-            if number == own or name.startswith(places):
-                held[int(inode)] = held.get(int(inode), 0) + int(last, 16) - int(first, 16)
+    deleted = (line for line in mappings if line.endswith(b" (deleted)"))
+    for area in filter(None, map(_DELETED.fullmatch, deleted)):
+        first, last, number, inode, name = area.groups()
+        if number == own or name.startswith(places):
+            held[int(inode)] = held.get(int(inode), 0) + int(last, 16) - int(first, 16)
     return held
 
 
@@ -300,11 +356,11 @@ def remove_tree(path: Path) -> None:
         return
     try:
         # Left by a removal that was cut short: theirs are the first to be emptied, ours get names of their own.
-        queue = deque(name for name in os.listdir(top) if name.startswith(_MOVED))
+        queue = deque(name for name in os.listdir(top) if name.startswith(MOVED))
         queue.extend(_empty(top, top))
         while queue:
             name = queue.popleft()
-            os.chmod(name, 0o700, dir_fd=top)
+            chmod(name, 0o700, dir_fd=top)
             directory = os.open(name, _DIRECTORY, dir_fd=top)
             try:
                 queue.extend(_empty(directory, top))
@@ -320,13 +376,13 @@ def _empty(directory: int, top: int) -> list[str]:
     """Unlink the files of a directory and move its subdirectories to the top; returns their names there."""
     moved = []
     for name in os.listdir(directory):
-        if directory == top and name.startswith(_MOVED):
+        if directory == top and name.startswith(MOVED):
             continue
         if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=directory)
             continue
         # Moving a directory changes its "..": that takes write permission on itself.
-        os.chmod(name, 0o700, dir_fd=directory)
-        moved.append(_MOVED + secrets.token_hex(8))
+        chmod(name, 0o700, dir_fd=directory)
+        moved.append(MOVED + secrets.token_hex(8))
         os.rename(name, moved[-1], src_dir_fd=directory, dst_dir_fd=top)
     return moved

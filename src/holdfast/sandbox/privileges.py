@@ -37,6 +37,15 @@ def limit(*, file_bytes: int, open_files: int, processes: int | None) -> None:
         _lower(resource.RLIMIT_NPROC, processes)
 
 
+def forgo_oom_protection() -> None:
+    """What the host has of it, as a service with OOMScoreAdjust= may, is not for guests. Said by who has the capability
+    to lower a score, it is also how far whoever he forks can ever lower his own."""
+    with open("/proc/self/oom_score_adj", "r+") as score:
+        now = int(score.read())
+        score.seek(0)
+        score.write(str(max(0, now)))
+
+
 def volunteer_for_oom_kill() -> None:
     """Out of memory, the kernel is to die and not pid 1. Lowering pid 1's score would need a capability."""
     with open("/proc/self/oom_score_adj", "w") as score:

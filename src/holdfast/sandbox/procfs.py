@@ -14,6 +14,8 @@ _SIZE = re.compile(rb"(\w+):\s+(\d{1,18}) kB")
 _GONE = (FileNotFoundError, ProcessLookupError)
 _AREA_OF_A_FILE = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* .*", re.S)
 """Mapped privately. Of files that are shared a fork has no page before it touches one."""
+MOST_READ = 16 << 20
+"""Of one file: more than twice what the mappings of an ordinary process, as many as Linux allows it, take."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HIGHEST = 7 if sys.byteorder == "little" else 0
 _ALONE_IN_FILE = 0xA1
@@ -23,13 +25,20 @@ _MOST_LOOKED_AT = 1 << 21
 _AT_ONCE = 1 << 16
 
 
-def lines(path: str) -> list[bytes]:
+class TooLong(Exception):
+    """A list that a process made longer than anybody wants to read: names of files can be a megabyte each."""
+
+
+def lines(path: str, *, most_bytes: int = MOST_READ) -> list[bytes]:
     """None if the process is gone. PermissionError where it is not ours to ask."""
     try:
         with open(path, "rb") as file:
-            return file.read().split(b"\n")
+            read = file.read(most_bytes + 1)
     except _GONE:
         return []
+    if len(read) > most_bytes:
+        raise TooLong(path)
+    return read.split(b"\n")
 
 
 def status(pid: int, field: bytes) -> list[bytes]:
@@ -47,7 +56,10 @@ def sizes_bytes(path: str, *fields: bytes) -> int:
 def alone_in_file_bytes(pid: int) -> int | None:
     """The pages of files, also of files in memory, that this process alone maps; its own copies of such pages do not
     count. None: it maps too many files to say."""
-    areas = [area for line in lines(f"/proc/{pid}/maps") if (area := _AREA_OF_A_FILE.fullmatch(line))]
+    try:
+        areas = [area for line in lines(f"/proc/{pid}/maps") if (area := _AREA_OF_A_FILE.fullmatch(line))]
+    except TooLong:
+        return None
     found, left = 0, _MOST_LOOKED_AT
     with suppress(*_GONE), open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for area in areas:

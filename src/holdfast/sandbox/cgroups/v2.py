@@ -35,6 +35,8 @@ from holdfast.sandbox.cgroups.hierarchies import V2_CONTROLLERS, Hierarchies, Hi
 
 KEEPER = "keeper"
 _HOST = "host"
+_CACHE_THAT_STAYS = 8 << 20
+"""What Linux leaves of the cache of files, however short memory is: pages that are being written, or are in use."""
 
 
 def has_place(tree: Hierarchy, uid: int) -> bool:
@@ -206,7 +208,8 @@ class V2Cgroup(Cgroup):
 
     def memory_pinned_bytes(self) -> int:
         stat = kernfs.read(f"{self._path}/memory.stat")
-        return self.memory_now_bytes() - kernfs.keyed(stat, "file") + kernfs.keyed(stat, "shmem")
+        can_go = kernfs.keyed(stat, "file") - kernfs.keyed(stat, "shmem") + kernfs.keyed(stat, "slab_reclaimable")
+        return self.memory_now_bytes() - can_go
 
     def allow(self, memory_bytes: int) -> None:
         # Not a wall but deep mud: whoever allocates above it is made to sleep, longer and longer.
@@ -220,7 +223,9 @@ class V2Cgroup(Cgroup):
 
     def is_held_up(self) -> bool:
         level = kernfs.read(f"{self._path}/memory.high").strip()
-        return level != "max" and self.memory_now_bytes() >= int(level)
+        # Not by what is in use: the cache of files fills whatever room there is, and Linux takes it back for whoever
+        # wants more. Held up is who finds nothing left to take back.
+        return level != "max" and self.memory_pinned_bytes() >= int(level) - _CACHE_THAT_STAYS
 
     def join_fds(self) -> list[int]:
         return [kernfs.open_procs(self._path)]

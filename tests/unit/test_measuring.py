@@ -1,0 +1,55 @@
+"""Measuring a session's disk while its guest moves things about."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from holdfast.resources import workspace
+
+
+def entries_in_order(directory: int) -> list[tuple[str, os.stat_result]]:
+    with os.scandir(directory) as found:
+        return sorted((entry.name, entry.stat(follow_symlinks=False)) for entry in found)
+
+
+def test_a_directory_that_is_moved_up_does_not_lead_out_of_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "_entries", entries_in_order)  # so that the chain comes first, and the decoys wait
+    outside = tmp_path / "decoy" / "secret"
+    outside.parent.mkdir()
+    outside.touch()
+    deep = tmp_path / "stages" / "z" / "z" / "z"
+    deep.mkdir(parents=True)
+    (deep / "bottom").touch()
+    for level in (deep, *deep.parents):
+        if level.is_relative_to(tmp_path / "stages"):
+            (level / "decoy").mkdir()
+
+    bottom, seen = (deep / "bottom").stat().st_ino, set()
+    for status in workspace._walk(tmp_path / "stages"):
+        seen.add(status.st_ino)
+        if status.st_ino == bottom and deep.exists():
+            deep.rename(tmp_path / "stages" / "moved")
+
+    assert outside.stat().st_ino not in seen
+    assert (tmp_path / "stages" / "moved").exists()
+
+
+def test_a_link_in_the_place_of_a_directory_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Swapped between the look and the change of its mode, as a guest can that runs meanwhile."""
+    victim, shut, link = tmp_path / "victim", tmp_path / "shut", tmp_path / "link"
+    victim.touch(mode=0o644)
+    shut.mkdir(mode=0o000)
+    link.symlink_to(victim)
+    looked = os.stat(shut)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.stat", lambda *_, **__: looked)
+
+    with pytest.raises(OSError, match="not supported"):
+        workspace._enter(str(link))
+
+    monkeypatch.undo()
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o644
