@@ -17,6 +17,11 @@ _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 
 MIN_MEMORY_BYTES = 64 << 20
 MOST_UNDO = 16
+# What is more than any machine has; past it neither Linux nor the journal takes the number.
+_MOST_BYTES = 1 << 62
+_MOST_CPUS = 10_000
+_MOST_PROCESSES = 1 << 22
+_MOST_SECONDS = 1e9
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +95,21 @@ def parse_bytes(value: int | str, *, name: str) -> int:
     >>> parse_bytes("512M", name="memory")
     536870912
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_BYTES:
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or float(match[1]) == 0:
-        raise InvalidSetting(f"{name}={value!r} is not a size", hint='write bytes, or "512M", "2G"')
-    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+    size = float(match[1]) * _SIZE_UNITS[match[2].upper()] if match else 0.0
+    if not 0 < size < _MOST_BYTES:
+        raise InvalidSetting(f"{name}={_shown(value)} is not a size", hint='write bytes, or "512M", "2G"')
+    return int(size)
+
+
+def _shown(value: object) -> str:
+    """As it was written, within bounds: Python itself refuses to write out a number of thousands of digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def parse_seconds(value: float | str, *, name: str) -> float:
@@ -103,12 +117,13 @@ def parse_seconds(value: float | str, *, name: str) -> float:
     >>> parse_seconds("20m", name="timeout")
     1200.0
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST_SECONDS:
         return float(value)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or float(match[1]) == 0:
-        raise InvalidSetting(f"{name}={value!r} is not a duration", hint='write seconds, or "90s", "20m"')
-    return float(match[1]) * _DURATION_UNITS[(match[2] or "").lower()]
+    seconds = float(match[1]) * _DURATION_UNITS[(match[2] or "").lower()] if match else 0.0
+    if not 0 < seconds < _MOST_SECONDS:
+        raise InvalidSetting(f"{name}={_shown(value)} is not a duration", hint='write seconds, or "90s", "20m"')
+    return seconds
 
 
 def parse_limits(
@@ -121,10 +136,17 @@ def parse_limits(
     undo: int = _DEFAULT.undo,
 ) -> Limits:
     """The limits of a session, as callers write them."""
-    if not cpus > 0:
-        raise InvalidSetting(f"cpus={cpus!r} is not a number of cores", hint="write a number above 0, such as 0.5")
-    if processes < 8:
-        raise InvalidSetting(f"processes={processes!r} is too few", hint="a kernel needs at least 8")
+    if not isinstance(cpus, (int, float)) or not 0 < cpus <= _MOST_CPUS:
+        raise InvalidSetting(
+            f"cpus={_shown(cpus)} is not a number of cores",
+            hint=f"write a number above 0, such as 0.5; the most is {_MOST_CPUS:,}",
+        )
+    if not 8 <= processes <= _MOST_PROCESSES:
+        few = "few" if processes < 8 else "many"
+        raise InvalidSetting(
+            f"processes={_shown(processes)} is too {few}",
+            hint=f"a kernel needs at least 8, and Linux has at most {_MOST_PROCESSES:,}",
+        )
     if not 0 <= undo <= MOST_UNDO:
         raise InvalidSetting(f"undo={undo!r} is not a number of versions", hint=f"write 0 to {MOST_UNDO}")
     timeout_s = _DEFAULT.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")

@@ -221,6 +221,14 @@ def test_an_answer_to_input_survives_a_cut(cuttable: Session, proxy: Proxy) -> N
     assert proxy.cuts == 1
 
 
+def test_an_answer_to_input_that_was_taken_and_not_acknowledged_is_sent_again(cuttable: Session, proxy: Proxy) -> None:
+    proxy.cut_at = lambda request: b"/input" in request
+
+    run = cuttable.run("input('who? ') + input('and? ')", on_input=lambda prompt, password: prompt)
+
+    assert (run.text, proxy.cuts) == ("'who? and? '", 1)
+
+
 # -- runs that are ended -----------------------------------------------------------------------------------------
 
 

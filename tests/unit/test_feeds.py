@@ -3,11 +3,15 @@
 import asyncio
 import time
 from contextlib import aclosing
+from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import api
 from holdfast.errors import EventsGone
+from holdfast.model import Display, Run
+from holdfast.records import Change, RunCard
 from holdfast.server.http.feeds import Feed
 
 
@@ -18,6 +22,18 @@ def anyio_backend() -> str:
 
 def printed(number: int, size: int = 100) -> api.Printed:
     return api.Printed(number=number, stream="stdout", text="x" * size)
+
+
+def a_run(**more: Any) -> Run:
+    plain = Run(
+        id="run_a", session="s", status="committed", version=1, ckpt="CKPT-1", receipt=None, outputs=[], names={},
+        card=RunCard(run="run_a", session="s", goal="", code_sha256="", base="CKPT-0"), checks=[], recovery=None,
+        findings=[], saved=[], outside=[], attempt=1, replayed=False, generation=1, memory="kept", discarded=[],
+        not_restored=[], unprotected=None, count=1, exit_code=None, text=None, stdout="", stderr="", dropped_bytes=0,
+        displays=[], dropped_displays=0, error=None, strays=[], duration_s=0.1, peak_memory_bytes=None,
+        memory_cap="cgroup",
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **more)
 
 
 def filled(*, events: int, **bounds: int) -> Feed:
@@ -95,3 +111,24 @@ async def test_a_reader_that_was_passed_over_sees_a_gap_and_the_end() -> None:
 
     assert [event.number async for event in reading] == [6, 7, 8]
     assert (await feed.wait_end()).number == 8
+
+
+async def test_all_that_a_result_holds_is_counted() -> None:
+    """Files by the ten thousand, names and recoveries are as large as any output."""
+    large = [Change(path=f"{number:06}" * 10, action="added", sha256="0" * 64) for number in range(1000)]
+    sizes = []
+    for run in (a_run(), a_run(outputs=large), a_run(names={"n" * 100_000: "int"}), a_run(discarded=["x" * 100_000])):
+        feed = Feed()
+        feed.add(api.Settled(number=0, run=run))
+        sizes.append(feed.size_bytes)
+
+    small, *others = sizes
+    assert all(size > small + 100_000 for size in others)
+
+
+@pytest.mark.parametrize("display", [Display(data={"x" * 9_000: ""}), Display(data={}, display_id="x" * 9_000)])
+def test_what_names_a_display_counts_as_what_it_shows(display: Display) -> None:
+    feed = Feed()
+    feed.add(api.Shown(number=0, display=display))
+
+    assert feed.size_bytes > 9_000

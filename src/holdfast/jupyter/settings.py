@@ -6,6 +6,7 @@ An argument counts more than a variable: who installed the kernelspec meant it s
 import argparse
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -47,7 +48,8 @@ def chosen(argv: list[str], variables: Mapping[str, str] = os.environ) -> tuple[
     if lists["egress"]:
         options["egress"] = lists["egress"]
     if "cpus" in options:
-        options["cpus"] = float(options["cpus"])
+        with suppress(ValueError):  # what is no number the session refuses, where somebody reads it
+            options["cpus"] = float(options["cpus"])
     return Chosen(
         options={"timeout": NO_DEADLINE, "mode": "notebook", **options},
         upload=lists["upload"],

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
@@ -298,6 +298,16 @@ def _proxy(base: str) -> str | None:
     return None if host in _LOOPBACK or proxy_bypass(host) else getproxies().get(parts.scheme)
 
 
+def _parts(url: str) -> SplitResult | None:
+    """None: brackets or a port that are none."""
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
+        return parts if parts.port != 0 else None
+    except (ValueError, httpx2.InvalidURL):
+        return None
+
+
 def _address(url: str) -> tuple[str, str | None, Path | None]:
     """Base, token and socket.
 
@@ -308,8 +318,8 @@ def _address(url: str) -> tuple[str, str | None, Path | None]:
     """
     if url.startswith("unix:/"):
         return "http://localhost", None, Path("/" + url.removeprefix("unix:").lstrip("/"))
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+    parts = _parts(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise InvalidSetting(f"url={url!r} is no server", hint='write "http://127.0.0.1:8765", or "unix:/path/socket"')
     token = dict(parse_qsl(parts.query)).get("token")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", "")), token, None

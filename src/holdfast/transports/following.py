@@ -19,9 +19,17 @@ import httpx2
 import msgspec
 
 from holdfast import api
-from holdfast.errors import HoldfastError, RateLimited, ServerUnreachable
+from holdfast.errors import (
+    EventsGone,
+    HoldfastError,
+    InvalidSetting,
+    RateLimited,
+    RunUnknown,
+    ServerUnreachable,
+)
 from holdfast.kernel.conduct import Ask, Emit
 from holdfast.model import Displayed, DisplaysCleared, Event, Output, Run
+from holdfast.requests import check_text
 from holdfast.transports.connection import Connection, told_failure
 
 _LAST_WORD_S = 5.0
@@ -158,11 +166,25 @@ class Follower:
         """Beside the reading: the run may end while the caller thinks."""
         try:
             text = await ask(asked.prompt, asked.password)
-            body = api.Answer(text=text, number=asked.number)
-            await self._connection.ask("POST", f"{self._at}/{self._run}/input", object, body=body)
+            check_text(text)
         except Exception as error:  # the caller's own callback: he is told in his own call
-            self._failed = error
-            self._scope.cancel()
+            self._fail(error)
+            return
+        body = api.Answer(text=text, number=asked.number)
+        try:
+            await self._connection.ask("POST", f"{self._at}/{self._run}/input", object, body=body)
+        except (
+            InvalidSetting,
+            RunUnknown,
+            EventsGone,
+        ):  # it came too late: how the run ended is told where it is followed
+            return
+        except HoldfastError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = error
+        self._scope.cancel()
 
     async def interrupt(self) -> bool:
         """Ask it to end, also while it waits for its turn, and go on following. False: it is over, or not known yet."""

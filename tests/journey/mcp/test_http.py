@@ -108,6 +108,22 @@ async def test_a_session_that_nobody_uses_ends_and_comes_back_with_its_files(
     assert again.structured_content["ckpt"].startswith(f"CKPT-{session}-")
 
 
+async def test_a_session_that_its_owner_uses_over_rest_is_not_idle(
+    homes: Callable[[], Path], serving: Callable[..., Any], over_http: Connect, run: Run
+) -> None:
+    with serving(homes(), idle_s=1) as served:
+        ada = served.keys[0]
+        async with over_http(served.url, ada, mode="2026-07-28") as client, httpx2.AsyncClient(timeout=60) as http:
+            session = (await run(client, "x = 1")).structured_content["session"]
+            at = f"{served.url.removesuffix('/mcp')}/v1/sessions/{session}/runs"
+            asked = {"code": "import time; time.sleep(4); x", "timeout": 30}
+            head = bearer(ada) | {"accept": "application/json"}
+            answer = await http.post(at, headers=head, json=asked)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["text"] == "1"
+
+
 async def no_kernel(session: Path) -> None:
     """Until it has no stage any more; between two runs it has none for a moment, too."""
     looks = 0

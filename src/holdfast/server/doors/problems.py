@@ -27,6 +27,7 @@ STATUSES = {
     "bad_egress": 422,
     "egress_refused": 403,
     "home_busy": 503,
+    "not_ours": 403,
     "sandbox_unavailable": 503,
     "environment_unusable": 503,
     "environment_build_failed": 503,

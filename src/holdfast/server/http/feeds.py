@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 
+import msgspec
+
 from holdfast.api import Printed, Refused, RunEvent, Settled, Shown
 from holdfast.errors import EventsGone
 from holdfast.model import Display
@@ -150,11 +152,14 @@ def _size(event: RunEvent) -> int:
             return 200 + len(event.text)
         case Shown():
             return 500 + _content(event.display)
-        case Settled():
-            return 30_000 + len(event.run.stdout) + len(event.run.stderr) + sum(map(_content, event.run.displays))
+        case Settled() | Refused():
+            # Any part of it may be large: outputs, names, recovery, a traceback. As objects they take about twice
+            # what is sent.
+            return 30_000 + 2 * len(msgspec.msgpack.encode(event))
         case _:
             return 500
 
 
 def _content(display: Display) -> int:
-    return sum(len(value) for value in display.data.values())
+    """The names of its forms and its id are its guest's to choose as well."""
+    return sum(len(kind) + len(value) for kind, value in display.data.items()) + len(display.display_id or "")

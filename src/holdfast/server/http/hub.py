@@ -1,6 +1,7 @@
 """What the HTTP face knows beside the service: who may see what, which runs go on, which sessions are held."""
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -68,6 +69,7 @@ class Hub:
         session = self.service.live(session_id)
         if not may_use(principal_of(request), session.books):
             raise unknown(session_id)
+        session.asked_at = time.monotonic()
         return session
 
     async def end(self, session: LiveSession, *, keep: bool) -> None:

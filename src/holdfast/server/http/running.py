@@ -20,7 +20,7 @@ from holdfast import api, verbs
 from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, RunAbandoned, ServerStopping
 from holdfast.model import Displayed, DisplaysCleared, Event, Output, Run
 from holdfast.records import Lost, Planned, Settled
-from holdfast.requests import RunRequest, check_text, weight
+from holdfast.requests import RunRequest, check_text, refuse_nonsense, weight
 from holdfast.server.doors import problems
 from holdfast.server.doors.metrics import Metrics
 from holdfast.server.http.feeds import Feed
@@ -54,6 +54,8 @@ class LiveRun:
         self._grace_s = grace_s
         self._stdin = stdin
         self._asked: tuple[int, asyncio.Future[str]] | None = None
+        self._answered: int | None = None
+        """The number of the question that was answered last."""
         self._attending = 0
         self._giving_up: asyncio.TimerHandle | None = None
         self._why = ""
@@ -113,11 +115,14 @@ class LiveRun:
             self._asked = None
 
     def answer(self, answer: api.Answer) -> None:
-        """To an `Asked` event; each is answered once."""
+        """To an `Asked` event; each is answered once. Who did not hear that he was may send it again."""
         check_text(answer.text)
+        if answer.number == self._answered:
+            return
         if self._asked is None or self._asked[0] != answer.number or self._asked[1].done():
             raise InvalidSetting(f"no question of number {answer.number} waits", hint="answer the last `asked` event")
         self._asked[1].set_result(answer.text)
+        self._answered = answer.number
 
     def _settle(self, run: Run) -> None:
         self.result = run
@@ -144,6 +149,12 @@ class LiveRun:
         _log.exception("run %s of session %s", self.id, self.session.id)
         told = f"the server failed: {type(error).__name__}; its log says more under {self.id}"
         self._refuse(HoldfastError(told, hint="look at the log"))
+
+    def forget_request(self) -> None:
+        """It is over: what is kept for those who come back are its events. A refusal's frames have the request too."""
+        self.request = RunRequest(code="", key=self.request.key, run=self.id)
+        if self.error is not None:
+            self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
 
     # -- its clients -----------------------------------------------------------------------------------------------
 
@@ -209,6 +220,7 @@ class Runs:
 
     def start(self, session: LiveSession, request: RunRequest, *, stdin: bool) -> LiveRun:
         """A run; or the one that goes on already for the same request, if it has the same key or is the same plan."""
+        refuse_nonsense(request, session.limits)  # before anything is kept of it
         if (same := self._same(session, request)) is not None:
             return same
         if self._stopping:
@@ -228,7 +240,7 @@ class Runs:
             return None
         for run in self._tasks:
             wanted = run.request
-            if run.ending or run.session is not session:
+            if run.ending or run.session is not session or wanted.rehearse:  # which commits nothing for anybody
                 continue
             if wanted.key == request.key and wanted.digest() == request.digest():
                 return run
@@ -249,6 +261,7 @@ class Runs:
         if run.result is not None:
             code = run.result.error.code if run.result.error else ""
             self._metrics.run_ended(status=run.result.status, seconds=run.result.duration_s, code=code)
+        run.forget_request()
         self._ended.append((time.monotonic(), run))
         self._ended_bytes += run.feed.size_bytes
         self._forget_old()

@@ -113,6 +113,8 @@ class _Desks:
         self._service = service
         self._settings = settings
         self._desks: dict[Key, Desk] = {}
+        self._sessions: dict[Key, LiveSession] = {}
+        """What the desks have opened."""
         self._ending: dict[Key, asyncio.Task[None]] = {}
         self.calls: set[asyncio.Task[object]] = set()
         """Under way."""
@@ -164,8 +166,13 @@ class _Desks:
         """End the sessions of clients that are gone."""
         while True:
             await anyio.sleep(self._settings.idle_s / _LOOKS)
-            for key in [key for key, desk in self._desks.items() if desk.idle_s > self._settings.idle_s]:
+            for key in [key for key in self._desks if self._idle_s(key) > self._settings.idle_s]:
                 self._ending[key] = asyncio.create_task(self._end(key, self._desks.pop(key)))
+
+    def _idle_s(self, key: Key) -> float:
+        """Its client may use the session by another face as well."""
+        session = self._sessions.get(key)
+        return self._desks[key].idle_s if session is None else min(self._desks[key].idle_s, session.idle_s)
 
     async def close(self) -> None:
         while self._desks:
@@ -178,6 +185,8 @@ class _Desks:
             await desk.close()
         finally:
             self._ending.pop(key, None)
+            if key not in self._desks:
+                self._sessions.pop(key, None)
 
     async def _open(self, principal: Principal, key: Key, limits: Limits) -> Seat:
         if (ending := self._ending.get(key)) is not None:  # whoever comes back at that very moment
@@ -185,15 +194,17 @@ class _Desks:
         named = Named(self._service.home.path, key[1], owner=key[0])
         known = named.session()
         if (seat := await self._back(known)) is not None:
+            self._sessions[key] = seat.session
             return seat
         session = await self._service.create_session(
             limits=limits, mode="notebook", owner="" if principal.owner else principal.id, keep=True,
             at_most=None if principal.owner else self._settings.sessions_per_key,
         )  # fmt: skip
         await anyio.to_thread.run_sync(named.remember, session.id)
+        self._sessions[key] = session
         return _Here(self._service, session, remark="" if known is None else BEGAN_ANEW)
 
-    async def _back(self, known: str | None) -> Seat | None:
+    async def _back(self, known: str | None) -> "_Here | None":
         """The session that the name had, if it is still there."""
         if known is None:
             return None
@@ -210,6 +221,7 @@ class _Here:
     """A session of this very event loop."""
 
     def __init__(self, service: Service, session: LiveSession, *, remark: str = "", ends: bool = True) -> None:
+        self.session = session
         self._reached = Embedded(service, session)
         self._ends = ends
         self.remark = remark
