@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.crash.hosts import Host
 from tests.crash.scenarios import UPSTREAM
 from tests.lean import lean_home
 from tests.upstream import Upstream, serving
@@ -20,3 +21,11 @@ def upstream() -> Iterator[Upstream]:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return lean_home(tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def _no_host_outlives_its_test() -> Iterator[None]:
+    """Of a test that failed: its pipes would be told of in whatever test comes next."""
+    yield
+    for host in list(Host.living):
+        host.kill()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -77,6 +77,8 @@ def nursery() -> Nursery:
 class Host:
     """A process that owns a home."""
 
+    living: ClassVar[set["Host"]] = set()
+
     def __init__(self, home: Path, *, crash_at: str = "") -> None:
         self.home = home
         self._errors = home.with_name("host.stderr")
@@ -89,6 +91,7 @@ class Host:
         self._commands, self._answers = open(to_host, "wb"), open(from_host, "rb")  # noqa: SIM115 (`end` closes them)
         self._code: int | None = None
         self.pids: set[int] = set()
+        self.living.add(self)
 
     def ask(self, do: str, **arguments: object) -> Told:
         answer = self._answer(do, arguments)
@@ -121,6 +124,7 @@ class Host:
                 self._commands.close()
             self._code = nursery().wait(self._pid)
             self._answers.close()
+            self.living.discard(self)
         return self._code
 
     def _answer(self, do: str, arguments: dict[str, Any]) -> bytes:
