@@ -186,7 +186,7 @@ class Computer:
             conduct.output.close()
         self.stops.expect(given_up is None and outcome.finished is not None and then(explain(outcome)))
         left = set(cgroup.pids()) - self.protection.keep
-        if left or outcome.finished is None or self.disk.has_written():
+        if left or outcome.finished is None or self.has_changes() or self.disk.has_written():
             with anyio.CancelScope(shield=True):
                 outcome = await self._check_disk(outcome)
                 try:
@@ -386,7 +386,7 @@ class Computer:
 
     async def _check_disk(self, outcome: Outcome) -> Outcome:
         """A cell may have been over before anybody looked: what it wrote counts all the same."""
-        stop = await self.disk.at_end() if outcome.finished else None
+        stop = await self.disk.at_end(self.stage_path) if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
     def pids(self) -> list[int]:

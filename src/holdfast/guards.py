@@ -1,14 +1,16 @@
 """Limits that no cgroup keeps: looked at while a run goes on, and ended by a kill when they are passed."""
 
 import os
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio.to_thread
 
 from holdfast.config import Limits
 from holdfast.errors import DiskLimit
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Usage, Workspace
+from holdfast.resources.workspace import Usage, Workspace, measure
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
 
@@ -16,6 +18,8 @@ _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
+_LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 20
+"""While others delete: every second, unless a look takes more than one part in twenty of that."""
 MakeRoom = Callable[[], Awaitable[bool]]
 """Gives up what is only kept to go back to; False if there is nothing of the kind."""
 
@@ -24,9 +28,11 @@ class DiskGuard:
     """Keeps a session's disk within its limits.
 
     Walking the workspace at every tick would cost more than most cells. The file system's own counters are free to
-    read: when they have fallen by a noticeable amount the workspace is measured, and in any case between two runs. So
-    a session can pass its limit by about what it writes between two ticks. Whoever does is killed, and may clean up
-    in the next run; whoever goes on instead to twice the limit has no next run.
+    read: when they have fallen by a noticeable amount the workspace is measured, and in any case between two runs. What
+    others delete meanwhile hides what is written here: once the counters have risen it is measured from time to time,
+    and at the end what lies in the run's layer counts, whatever they say. So a session can pass its limit by about what
+    it writes between two looks. Whoever does is killed, and may clean up in the next run; whoever goes on instead to
+    twice the limit has no next run.
     """
 
     def __init__(
@@ -38,21 +44,32 @@ class DiskGuard:
         self._limits = limits
         self._seen: tuple[int, int] | None = None
         self._usage = Usage(size_bytes=0, files=0)
+        self._others_delete = False
+        """Since the last look the counters have risen."""
+        self._look_at = 0.0
+        """When to look then."""
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at while a run goes on."""
         free_bytes, free_files = self._free()
         seen_bytes, seen_files = self._seen or (free_bytes, free_files)
         near = seen_bytes - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
-        if self._seen and near and seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4):
-            # What others delete meanwhile must not hide what we write.
+        self._others_delete |= free_bytes > seen_bytes or free_files > seen_files
+        hidden = self._others_delete and time.monotonic() >= self._look_at
+        near &= seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
+        if self._seen and near and not hidden:
             self._seen = max(seen_bytes, free_bytes), max(seen_files, free_files)
             return None
         return await self._measure()
 
-    async def at_end(self) -> Stop | None:
+    async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
-        return await self._measure() if self.has_written() else None
+        return await self._measure() if self.has_written() or await self._passes_with(stage) else None
+
+    async def _passes_with(self, stage: Path) -> bool:
+        staged = await anyio.to_thread.run_sync(measure, [stage])
+        size_bytes, files = self._usage.size_bytes + staged.size_bytes, self._usage.files + staged.files
+        return size_bytes > self._limits.disk_bytes or files > self._limits.disk_files
 
     def has_written(self) -> bool:
         """Whether there is noticeably less room than at the last look."""
@@ -95,7 +112,10 @@ class DiskGuard:
         return None
 
     async def _look(self) -> Usage:
+        began = time.monotonic()
         self._usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
+        now = time.monotonic()
+        self._others_delete, self._look_at = False, now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
         return self._usage
 
     def _free(self) -> tuple[int, int]:

@@ -1,0 +1,71 @@
+"""The disk's limit, where others delete as much as a session writes: the file system's counters do not tell then."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast import guards
+from holdfast.config import Limits
+from holdfast.guards import DiskGuard
+from holdfast.kernel.conduct import Stop
+from holdfast.resources.workspace import Workspace
+
+MIB = 1 << 20
+
+
+async def nothing_to_give_up() -> bool:
+    return False
+
+
+def grow(path: Path, size_bytes: int) -> Path:
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    return path
+
+
+class Disk:
+    """A session's, with a limit of 32 MiB, of which 40 are written while somebody else deletes 80."""
+
+    def __init__(self, path: Path) -> None:
+        self.others = grow(path / "others", 80 * MIB)
+        self.workspace = Workspace(path / "session")
+        self.workspace.create(owner=None)
+        self.stage = self.workspace.stage_path(self.workspace.new_stage())
+        self.guard = DiskGuard(self.workspace, lambda: [], Limits(disk_bytes=32 * MIB), make_room=nothing_to_give_up)
+
+    def write(self) -> None:
+        (self.stage / "data").mkdir(exist_ok=True)
+        grow(self.stage / "data" / "big", 40 * MIB)
+        self.others.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+async def test_a_run_that_is_over_answers_for_what_lies_in_its_layer(disk: Disk) -> None:
+    await disk.guard.take_stock()
+    assert await disk.guard.at_end(disk.stage) is None
+
+    disk.write()
+    stop = await disk.guard.at_end(disk.stage)
+
+    assert stop is not None
+    assert "the session's disk holds 40 MiB, and its limit is 32 MiB" in stop.message
+
+
+async def test_a_run_that_goes_on_is_looked_at_from_time_to_time(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "_LOOK_ANYWAY_S", 0.01)
+    await disk.guard.take_stock()
+    disk.write()
+
+    stop: Stop | None = None
+    give_up_at = time.monotonic() + 20
+    while stop is None and time.monotonic() < give_up_at:
+        stop = await disk.guard()
+
+    assert stop is not None
+    assert "its limit is 32 MiB" in stop.message
