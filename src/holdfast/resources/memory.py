@@ -33,8 +33,11 @@ from holdfast.strays import kill_left
 _SNAPSHOT_S = 5.0
 _WAKE_S = 10.0
 _NAMES_S = 10.0
-_HEED_S = 0.5
-"""How long a warned cell has to raise before a second look counts against it."""
+_HEED_S, _HEED_CPU_S = 0.5, 0.1
+"""How long a warned cell has to raise before a second look counts against it, and how much of the processor: where many
+wait for one, it may not have had its turn yet."""
+_HEED_AT_MOST_S = 10.0
+"""Whoever takes so long waits for something else."""
 _DROPPED = "memory ran short, and the snapshot had to make room"
 
 
@@ -52,7 +55,8 @@ class Protection:
         self._slack = max(16 << 20, cap_bytes // 16)
         watch = cgroup.watch_memory(soft_bytes=self._soft, cap_bytes=cap_bytes)
         self._resting = self._allowed = watch.resting_bytes if watch else cap_bytes
-        self._warned_at: float | None = None
+        self._warned: tuple[float, float] | None = None
+        """When, and what of the processor the session had used by then."""
         self._had_grace = False
         self.pinned = False
         """The snapshot is never given up: under pressure the run dies instead."""
@@ -77,7 +81,7 @@ class Protection:
         await self.kept.make_way(version)
         self._unprotected = await self._kernel.take_snapshot(_SNAPSHOT_S)
         await self.kept.born(version)
-        self._warned_at, self._had_grace = None, False
+        self._warned, self._had_grace = None, False
         with suppress(OSError):  # EBUSY: still above it; the next run begins with what it has
             self._allow(self._resting)
 
@@ -125,15 +129,14 @@ class Protection:
         copies = await self._copies()
         own = pinned - copies
         hog = self._larger_child() if own >= self._soft else None
-        if own >= self._soft and hog is None and self._warned_at is None:
+        if own >= self._soft and hog is None and self._warned is None:
             self._warn(now)
         if own >= self._cap and hog is not None:
             self._dying = hog
             self._cgroup.kill_one(hog)
             return None
         if not held_up:
-            too_long = self._warned_at is not None and time.monotonic() - self._warned_at > _HEED_S
-            return self._out_of_memory(own) if own >= self._cap and too_long else None
+            return self._out_of_memory(own) if own >= self._cap and self._did_not_heed() else None
         # A process that is held up cannot raise anything: whoever is above the cap gets room to do so, once.
         may_go_on = own < self._cap or not self._had_grace
         self._had_grace = self._had_grace or own >= self._cap
@@ -142,10 +145,16 @@ class Protection:
     def _warn(self, now: int) -> None:
         """With some room before: a thread that waits for a lock takes its signal at once and writes it to its stack. At
         the cap a page of it that the snapshot shares cannot be copied, and the kernel would die of SIGSEGV."""
-        self._warned_at = time.monotonic()
+        self._warned = time.monotonic(), self._cgroup.cpu_seconds()
         self._allow(max(self._allowed, min(max(self._cap, now) + self._slack, self._ceiling)))
         self._kernel.ask_location()  # once it is held up it cannot answer
         self._kernel.warn_of_memory()
+
+    def _did_not_heed(self) -> bool:
+        if self._warned is None:
+            return False
+        wall_s, cpu_s = time.monotonic() - self._warned[0], self._cgroup.cpu_seconds() - self._warned[1]
+        return wall_s > (_HEED_S if cpu_s > _HEED_CPU_S else _HEED_AT_MOST_S)
 
     def _larger_child(self) -> int | None:
         """Whoever took more than the kernel itself goes first, as the system's own choice would be."""
