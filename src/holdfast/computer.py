@@ -5,8 +5,8 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -61,7 +61,7 @@ class Computer:
         self.protection: Protection
         self.pristine = True
         """Nothing has run yet that a rollback would have to keep: a fresh kernel is as good as a snapshot."""
-        self.disk = DiskGuard(workspace, self.pids, limits, make_room=self._make_room)
+        self.disk = DiskGuard(workspace, self.pids, limits, make_room=self._make_room, still=self._still)
         self.not_reopened: list[str] = []
         """Files that were open at the last commit and could not be opened again: `Run.not_restored`."""
         self._session = session
@@ -369,6 +369,16 @@ class Computer:
         finally:
             if at_rest:
                 self.freeze()
+
+    @asynccontextmanager
+    async def _still(self) -> AsyncIterator[None]:
+        at_rest = self._at_rest
+        await self.hold()
+        try:
+            yield
+        finally:
+            if not at_rest:
+                self.thaw()
 
     async def _mount_stage(self, kernel: Kernel) -> None:
         workspace = self.workspace

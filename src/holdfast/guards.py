@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import anyio.to_thread
@@ -10,7 +11,7 @@ import anyio.to_thread
 from holdfast.config import Limits
 from holdfast.errors import DiskLimit
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Usage, Workspace, measure
+from holdfast.resources.workspace import Restless, Usage, Workspace, measure
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
 
@@ -18,8 +19,11 @@ _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
-_LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 20
-"""While others delete: every second, unless a look takes more than one part in twenty of that."""
+_LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
+"""While others write and delete: every second, unless a look takes more than one part in fifty of that."""
+_TRIES = 3
+Still = Callable[[], AbstractAsyncContextManager[None]]
+"""Nothing of the session moves meanwhile."""
 MakeRoom = Callable[[], Awaitable[bool]]
 """Gives up what is only kept to go back to; False if there is nothing of the kind."""
 
@@ -29,50 +33,54 @@ class DiskGuard:
 
     Walking the workspace at every tick would cost more than most cells. The file system's own counters are free to
     read: when they have fallen by a noticeable amount the workspace is measured, and in any case between two runs. What
-    others delete meanwhile hides what is written here: once the counters have risen it is measured from time to time,
+    others delete meanwhile hides what is written here: as long as the counters move it is measured from time to time,
     and at the end what lies in the run's layer counts, whatever they say. So a session can pass its limit by about what
     it writes between two looks. Whoever does is killed, and may clean up in the next run; whoever goes on instead to
     twice the limit has no next run.
+
+    What moves its directories about while they are measured is held still for it. What cannot be counted at all ends
+    the run, and the next ones too, until the kernel and the snapshot are gone that hold it.
     """
 
     def __init__(
-        self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits, *, make_room: MakeRoom
+        self, workspace: Workspace, pids: Callable[[], list[int]], limits: Limits, *, make_room: MakeRoom, still: Still
     ) -> None:
         self._make_room = make_room
+        self._still = still
         self._workspace = workspace
         self._pids = pids
         self._limits = limits
         self._seen: tuple[int, int] | None = None
         self._usage = Usage(size_bytes=0, files=0)
-        self._others_delete = False
-        """Since the last look the counters have risen."""
+        self._is_countable = True
         self._look_at = 0.0
-        """When to look then."""
+        """When to look, if others write or delete."""
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at while a run goes on."""
         free_bytes, free_files = self._free()
         seen_bytes, seen_files = self._seen or (free_bytes, free_files)
         near = seen_bytes - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
-        self._others_delete |= free_bytes > seen_bytes or free_files > seen_files
-        hidden = self._others_delete and time.monotonic() >= self._look_at
         near &= seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
-        if self._seen and near and not hidden:
-            self._seen = max(seen_bytes, free_bytes), max(seen_files, free_files)
-            return None
-        return await self._measure()
+        is_due = self._seen != (free_bytes, free_files) and time.monotonic() >= self._look_at
+        return None if near and not is_due else await self._measure()
 
     async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
         return await self._measure() if self.has_written() or await self._passes_with(stage) else None
 
     async def _passes_with(self, stage: Path) -> bool:
-        staged = await anyio.to_thread.run_sync(measure, [stage])
+        try:
+            staged = await anyio.to_thread.run_sync(measure, [stage])
+        except Restless:
+            return True
         size_bytes, files = self._usage.size_bytes + staged.size_bytes, self._usage.files + staged.files
         return size_bytes > self._limits.disk_bytes or files > self._limits.disk_files
 
     def has_written(self) -> bool:
-        """Whether there is noticeably less room than at the last look."""
+        """Whether there is noticeably less room than at the last look, or that one could not count."""
+        if not self._is_countable:
+            return True
         free_bytes, free_files = self._free()
         seen_bytes, seen_files = self._seen or (free_bytes + _WROTE_BYTES, free_files)
         return seen_bytes - free_bytes >= _WROTE_BYTES or seen_files - free_files >= _WROTE_FILES
@@ -103,7 +111,14 @@ class DiskGuard:
             if usage.size_bytes > limit_bytes and await self._make_room():
                 usage = await self._look()
         except procfs.TooLong:
-            return _stop("the session maps files under so many or so long names that what they hold cannot be counted")
+            with suppress(Restless):
+                await self._look(of_processes=False)
+            return _stop(
+                "the session maps files under so many or so long names that what they hold cannot be counted (if they "
+                "were mapped by an earlier run, reset() lets go of them)"
+            )
+        except Restless:
+            return _stop("the session moves its directories about so that what they hold cannot be counted")
         if usage.size_bytes > max(limit_bytes, before.size_bytes):
             held, limit = usage.size_bytes >> 20, limit_bytes >> 20
             return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")
@@ -111,12 +126,20 @@ class DiskGuard:
             return _stop(f"the session holds {usage.files:,} files, and its limit is {limit_files:,}")
         return None
 
-    async def _look(self) -> Usage:
+    async def _look(self, *, of_processes: bool = True) -> Usage:
         began = time.monotonic()
-        self._usage = await anyio.to_thread.run_sync(self._workspace.usage, self._pids())
+        self._is_countable = False
+        self._usage = await self._count(self._pids() if of_processes else [])
         now = time.monotonic()
-        self._others_delete, self._look_at = False, now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
+        self._is_countable, self._look_at = of_processes, now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
         return self._usage
+
+    async def _count(self, pids: list[int]) -> Usage:
+        for _ in range(_TRIES):
+            with suppress(Restless):
+                return await anyio.to_thread.run_sync(self._workspace.usage, pids)
+        async with self._still():
+            return await anyio.to_thread.run_sync(self._workspace.usage, pids)
 
     def _free(self) -> tuple[int, int]:
         status = os.statvfs(self._workspace.path)

@@ -37,7 +37,7 @@ from pathlib import Path
 from holdfast import durable, marks
 from holdfast.errors import HomeBusy, InvalidSetting, SessionUnknown
 from holdfast.resources import descent
-from holdfast.resources.workspace import Workspace
+from holdfast.resources.workspace import Workspace, refuse_foreign
 from holdfast.signing import SigningKey
 
 JOURNAL = "journal.sqlite3"
@@ -134,7 +134,7 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        _refuse_foreign(path)
+        refuse_foreign(path)
         with _owned(path, hint="wait for it, or end that process") as lock:
             _make_or_believe(path, key)
             return Home(path, lock, shared=directory, parent=parent)
@@ -167,34 +167,16 @@ def _make_or_believe(path: Path, key: SigningKey) -> None:
     for name in _SHARED_DIRECTORIES:
         with suppress(FileExistsError):
             (path / name).mkdir(mode=0o755)
-        _refuse_foreign(path / name)
+        refuse_foreign(path / name)
 
 
 def shared_id(directory: Path) -> str | None:
     """The id of what jobs left in a directory, if that is ours; nothing is made or changed."""
     try:
-        _refuse_foreign(directory / HIDDEN)
+        refuse_foreign(directory / HIDDEN)
         return _read(directory / HIDDEN / "id").strip()
     except (OSError, InvalidSetting):
         return None
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Who can write there says what was run, and leads whoever trusts it to write anywhere by a link."""
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        what = "a link" if stat.S_ISLNK(status.st_mode) else "no directory"
-        raise NotADirectoryError(errno.ENOTDIR, f"it is {what}")
-    why = (
-        f"it belongs to user {status.st_uid}, and you are {os.geteuid()}" if status.st_uid != os.geteuid()
-        else "others can write to it" if status.st_mode & 0o022
-        else ""
-    )  # fmt: skip
-    if why:
-        raise InvalidSetting(
-            f"{path} is not yours alone: {why}",
-            hint="run the job as the user who ran the others there; or, if you know what is in it, remove it",
-        )
 
 
 def refuse_unfit(directory: Path, home: Path) -> None:

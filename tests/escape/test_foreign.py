@@ -146,10 +146,29 @@ def test_a_link_for_a_part_of_a_session_is_not_followed(
     (kept / "sessions" / SESSION / part).symlink_to(directory.parent)
     before = beside(directory)
 
-    assert open_there() == {RUN: "halted"}
+    with pytest.raises(InvalidSetting, match="it is a link"):
+        open_there()
 
     assert beside(directory) == before
     assert receipts(kept) == 0
+
+
+def test_a_mode_that_is_put_right_costs_a_session_nothing(
+    open_there: Callable[[], dict[str, str]], directory: Path, home: Path
+) -> None:
+    """As after `chmod -R g+w` of a whole project."""
+    kept = own(directory, home)
+    forge(kept)
+    (kept / "sessions" / SESSION / "stages").chmod(0o770)
+
+    with pytest.raises(InvalidSetting, match="others can write to it") as refused:
+        open_there()
+
+    assert f"chmod -R go-w {kept}" in refused.value.hint
+    store = Store(kept / "journal.sqlite3", read_only=True)
+    row, unsettled = store.session(SESSION), store.unsettled()
+    store.close()
+    assert (row is not None and not row.halted, unsettled) == (True, [(SESSION, RUN)])
 
 
 def test_a_forged_journal_has_nothing_published_removed_or_signed(

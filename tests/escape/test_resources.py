@@ -404,6 +404,73 @@ def test_bytes_cannot_be_hidden_from_the_disk_limit(open_session, tools, place):
     assert "disk" in run.error.message
 
 
+MOVES = """
+import os, subprocess, sys, time
+os.makedirs("p")
+for number in range(20): os.mkdir(f"p/{number}")
+last, *others = os.listdir("p")  # what is listed first is walked last
+for name in others:
+    os.mkdir(f"p/{name}/b")
+    for number in range(4):
+        os.makedirs(f"p/{name}/a/{number}")
+        for file in range(30): open(f"p/{name}/a/{number}/{file}", "w").close()
+mover = '''
+import os, sys
+pairs = [(os.open(f"p/{name}/a", os.O_RDONLY), os.open(f"p/{name}/b", os.O_RDONLY)) for name in sys.argv[1:]]
+while True:
+    for a, b in pairs:
+        for number in "0123":
+            try: os.rename(number, number, src_dir_fd=a, dst_dir_fd=b)
+            except OSError: pass
+    pairs = [(b, a) for a, b in pairs]
+'''
+subprocess.Popen([sys.executable, "-c", mover, *others])
+time.sleep(0.5)
+for number in range(60):
+    with open(f"p/{last}/{number}", "wb") as file: os.posix_fallocate(file.fileno(), 0, 8 << 20)
+    print(number)
+    time.sleep(0.1)
+"""
+
+
+def test_who_moves_directories_while_they_are_measured_is_measured_all_the_same(open_session):
+    """A walk that ends where a directory was taken from under it would count next to nothing."""
+    run = open_session(disk=DISK).run(MOVES, timeout=60)
+
+    assert run.error is not None
+    assert "limit" in run.error.message
+    assert int(run.stdout.split()[-1]) < 45, "of 480 MiB it wrote not nearly all"
+
+
+MAPS_UNDER_LONG_NAMES = r"""
+import os, mmap
+os.chdir("/tmp")
+for _ in range(60):
+    os.mkdir("\n" * 255); os.chdir("\n" * 255)
+fd = os.open("mapped", os.O_CREAT | os.O_RDWR)
+os.ftruncate(fd, 4096 * 2000)
+keep = [mmap.mmap(fd, 4096, access=mmap.ACCESS_COPY, offset=8192 * number) for number in range(600)]
+os.close(fd); os.unlink("mapped")
+for _ in range(60):
+    os.chdir(".."); os.rmdir("\n" * 255)
+os.chdir("/mnt/data")
+"""
+
+
+def test_what_cannot_be_counted_ends_every_run_until_a_reset(open_session):
+    """Small runs, each too small to be looked at by itself, would add up past the limit behind mappings that nobody
+    reads to their end."""
+    session = open_session(disk=DISK)
+    session.run(MAPS_UNDER_LONG_NAMES)
+    run = session.run("open('small', 'wb').write(bytes(500_000))")
+
+    assert run.error is not None
+    assert "cannot be counted" in run.error.message
+    assert "reset()" in run.error.message
+    session.reset()
+    assert session.run("open('small', 'wb').write(bytes(500_000))").error is None
+
+
 def test_mappings_under_endless_names_end_the_run_and_are_not_read_to_their_end(open_session, tools):
     """Linux lists each with its whole path, and four letters for a newline in it: here 300 MB."""
     session = open_session()

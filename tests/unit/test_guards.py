@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,25 @@ from holdfast import guards
 from holdfast.config import Limits
 from holdfast.guards import DiskGuard
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Workspace
+from holdfast.resources.workspace import Restless, Usage, Workspace, measure
 
 MIB = 1 << 20
 
 
 async def nothing_to_give_up() -> bool:
     return False
+
+
+class Session:
+    """Moves things about, until it is held still."""
+
+    moves = False
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        self.moves, before = False, self.moves
+        yield
+        self.moves = before
 
 
 def grow(path: Path, size_bytes: int) -> Path:
@@ -29,11 +43,18 @@ class Disk:
     """A session's, with a limit of 32 MiB, of which 40 are written while somebody else deletes 80."""
 
     def __init__(self, path: Path) -> None:
+        self.session = Session()
         self.others = grow(path / "others", 80 * MIB)
         self.workspace = Workspace(path / "session")
         self.workspace.create(owner=None)
         self.stage = self.workspace.stage_path(self.workspace.new_stage())
-        self.guard = DiskGuard(self.workspace, lambda: [], Limits(disk_bytes=32 * MIB), make_room=nothing_to_give_up)
+        self.guard = DiskGuard(
+            self.workspace,
+            lambda: [],
+            Limits(disk_bytes=32 * MIB),
+            make_room=nothing_to_give_up,
+            still=self.session.still,
+        )
 
     def write(self) -> None:
         (self.stage / "data").mkdir(exist_ok=True)
@@ -69,3 +90,22 @@ async def test_a_run_that_goes_on_is_looked_at_from_time_to_time(disk: Disk, mon
 
     assert stop is not None
     assert "its limit is 32 MiB" in stop.message
+
+
+async def test_who_moves_directories_about_is_measured_while_he_is_held_still(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(_: object = ()) -> Usage:
+        if disk.session.moves:
+            raise Restless
+        return measure([disk.stage])
+
+    monkeypatch.setattr(disk.workspace, "usage", usage)
+    await disk.guard.take_stock()
+    disk.session.moves = True
+    disk.write()
+    stop = await disk.guard.at_end(disk.stage)
+
+    assert stop is not None
+    assert "holds 40 MiB" in stop.message
+    assert disk.session.moves

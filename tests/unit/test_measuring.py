@@ -29,10 +29,11 @@ def test_a_directory_that_is_moved_up_does_not_lead_out_of_the_tree(
             (level / "decoy").mkdir()
 
     bottom, seen = (deep / "bottom").stat().st_ino, set()
-    for status in workspace._walk(tmp_path / "stages"):
-        seen.add(status.st_ino)
-        if status.st_ino == bottom and deep.exists():
-            deep.rename(tmp_path / "stages" / "moved")
+    with pytest.raises(workspace.Restless):  # noqa: PT012 (the walk itself raises)
+        for status in workspace._walk(tmp_path / "stages"):
+            seen.add(status.st_ino)
+            if status.st_ino == bottom and deep.exists():
+                deep.rename(tmp_path / "stages" / "moved")
 
     assert outside.stat().st_ino not in seen
     assert (tmp_path / "stages" / "moved").exists()
@@ -53,3 +54,21 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(tmp_path: Path, monk
 
     monkeypatch.undo()
     assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+
+
+def test_modes_are_put_back_also_where_a_directory_was_moved_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)  # root has no need to open what is shut
+    shut, deep = tmp_path / "root" / "shut", tmp_path / "root" / "shut" / "b" / "c"
+    deep.mkdir(parents=True)
+    (deep / "bottom").touch()
+    shut.chmod(0o500)
+
+    bottom = (deep / "bottom").stat().st_ino
+    with pytest.raises(workspace.Restless):  # noqa: PT012 (the walk itself raises)
+        for status in workspace._walk(tmp_path / "root"):
+            if status.st_ino == bottom:
+                deep.rename(tmp_path / "moved")
+
+    assert stat.S_IMODE(shut.stat().st_mode) == 0o500

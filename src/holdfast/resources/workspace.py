@@ -15,6 +15,7 @@ stays empty, and /tmp and $HOME begin and end with a stage.
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable
-from holdfast.errors import SessionHalted
+from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.resources.census import Census
 from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, identity_of, owner_of, published_mode
@@ -38,8 +39,13 @@ _MOST_LISTED = 256 << 20
 """Of all mappings of a session's processes: hundreds of ordinary ones have less."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STAGE = re.compile(r"[0-9a-f]{8}")
+_APART = 32
 MOVED = ".holdfast-remove-"
 """How the name begins of what is being removed."""
+
+
+class Restless(Exception):
+    """A directory was moved away while it was measured."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +83,14 @@ class Workspace:
     def sync(self) -> None:
         """Make the directories last. Before the journal knows of the session: one whose directory is not there was
         deleted (`is_gone`)."""
-        for changed in (self.files.root, self.path, self.path.parent):
+        for changed in (self.files.root, self.path):
             durable.sync_directory(changed)
+        with durable.closing_fd(self._open_parent()) as sessions:
+            durable.sync_directory(sessions)
+
+    def _open_parent(self) -> int:
+        """It may be a link of the home's owner, to a larger disk."""
+        return os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def is_gone(self) -> bool:
         """Whether the session was deleted; not that its directory cannot be reached now."""
@@ -94,15 +106,10 @@ class Workspace:
         return [self.files.root, self._stages, self.path / "view", self.blobs, self.manifests, self.logs]
 
     def refuse_foreign(self) -> None:
-        """In a directory of the user's, what is ours may have been exchanged: a link would lead us anywhere."""
-        if self.shared is None:
-            return
-        for own in (self.path, *self._own()):
-            status = own.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise SessionHalted(
-                    f"{own} is not the directory that was made there", hint="`holdfast verify` says what still holds"
-                )
+        """In a directory of the user's, what is ours may have been exchanged: a link would lead us anywhere. Raises
+        InvalidSetting: it can be put right, and nothing was done by it."""
+        for own in (self.path, *self._own()) if self.shared is not None else ():
+            refuse_foreign(own)
 
     def prepare(self, *, owner: int | None) -> None:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
@@ -192,13 +199,32 @@ class Workspace:
         short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room
         on a disk which this may be about to free."""
         name, gone = self.path.name, f"{MOVED}{self.path.name}"
-        sessions = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with durable.closing_fd(sessions), suppress(FileNotFoundError):
+        with durable.closing_fd(self._open_parent()) as sessions, suppress(FileNotFoundError):
             durable.rename(name, gone, src_dir=sessions, dst_dir=sessions)
             durable.sync_directory(sessions)
         crashpoint("remove.moved")
         remove_tree(self.path.with_name(gone))
         crashpoint("remove.emptied")
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Who can write there says what was run, and leads whoever trusts it to write anywhere by a link."""
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a link" if stat.S_ISLNK(status.st_mode) else "no directory"
+        raise InvalidSetting(
+            f"{directory} is not used: it is {what}", hint="put back what was there; `holdfast verify` only reads"
+        )
+    if status.st_uid != os.geteuid():
+        raise InvalidSetting(
+            f"{directory} is not yours alone: it belongs to user {status.st_uid}, and you are {os.geteuid()}",
+            hint="run the job as the user who ran the others there",
+        )
+    if status.st_mode & 0o022:
+        raise InvalidSetting(
+            f"{directory} is not yours alone: others can write to it",
+            hint=f"if nobody did: chmod -R go-w {shlex.quote(str(directory))}",
+        )
 
 
 def _make_area(directory: Path, name: str, owner: int | None, *, mode: int = 0o700) -> None:
@@ -215,7 +241,7 @@ def _give(files: Path, owner: int) -> None:
 
 
 def measure(roots: Iterable[Path]) -> Usage:
-    """Blocks and entries below some directories, hard links counted once."""
+    """Blocks and entries below some directories, hard links counted once. Raises Restless."""
     size, files = 0, 0
     seen: set[tuple[int, int]] = set()
     for root in roots:
@@ -231,9 +257,9 @@ def measure(roots: Iterable[Path]) -> Usage:
 def _walk(root: Path) -> Iterator[os.stat_result]:
     """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
     than a path, the stack or the number of descriptors reach. Who moves a directory away while we are in it does not
-    lead us elsewhere: there the walk ends, and what was seen is what counts until the next."""
+    lead us elsewhere: there the walk ends, and counts for nothing (`Restless`)."""
     here, mode = _enter(os.fspath(root))
-    shut = [mode]
+    shut = [_Shut(here, mode)]
     """Modes to put back on the way up: they are part of what a run changed."""
     way: list[Identity] = []
     """Each directory above."""
@@ -248,16 +274,18 @@ def _walk(root: Path) -> Iterator[os.stat_result]:
             while not (below := _descend(here, ahead[-1])):
                 ahead.pop()
                 above = os.open("..", _DIRECTORY, dir_fd=here) if ahead else None
-                _shut_again(here, shut.pop())
+                shut.pop().again(here)
                 if above is None:
                     return
                 here = _replace(here, above)
                 if identity_of(os.fstat(here)) != way.pop():
-                    return
+                    raise Restless
             way.append(identity_of(os.fstat(here)))
             here = _replace(here, below[0])
-            shut.append(below[1])
+            shut.append(_Shut(*below, apart=len(shut) < _APART))
     finally:
+        for left in reversed(shut):  # where the way up led elsewhere
+            left.again()
         os.close(here)
 
 
@@ -284,9 +312,21 @@ def _enter(name: str, parent: int | None = None) -> tuple[int, int | None]:
     return os.open(name, _DIRECTORY, dir_fd=parent), stat.S_IMODE(mode)
 
 
-def _shut_again(directory: int, mode: int | None) -> None:
-    if mode is not None:
-        os.fchmod(directory, mode)
+class _Shut:
+    """A directory whose mode may have to be put back. A few of them are held on to, so that it can be done from
+    anywhere: who nests hundreds that are shut, and moves some while they are measured, has changed them himself."""
+
+    def __init__(self, directory: int, mode: int | None, *, apart: bool = True) -> None:
+        self._mode = mode
+        self._own = os.dup(directory) if mode is not None and apart else None
+
+    def again(self, directory: int | None = None) -> None:
+        """`directory`: the walk is there."""
+        where = self._own if directory is None else directory
+        if self._mode is not None and where is not None:
+            os.fchmod(where, self._mode)
+        if self._own is not None:
+            os.close(self._own)
 
 
 def _replace(old: int, new: int) -> int:
