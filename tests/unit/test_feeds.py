@@ -132,3 +132,14 @@ def test_what_names_a_display_counts_as_what_it_shows(display: Display) -> None:
     feed.add(api.Shown(number=0, display=display))
 
     assert feed.size_bytes > 9_000
+
+
+def test_what_is_said_of_a_display_counts_as_the_objects_that_it_is() -> None:
+    display = Display(data={}, metadata={"a": [[] for _ in range(10_000)]})
+    shown, ended, asked = Feed(), Feed(), Feed()
+    shown.add(api.Shown(number=0, display=display))
+    ended.add(api.Settled(number=0, run=a_run(displays=[display])))
+    asked.add(api.Asked(number=0, prompt="😀" * 10_000, password=False))
+
+    assert min(shown.size_bytes, ended.size_bytes) > 10_000 * 64
+    assert asked.size_bytes > 40_000

@@ -9,6 +9,8 @@ from holdfast.kernel import wire
 from holdfast.model import Display
 
 _METADATA_CHARACTERS = 64 << 10
+_BYTES_PER_CHARACTER = 32
+"""At most, about: an empty list has two characters, a comma, and 64 bytes."""
 
 
 class Shelf:
@@ -29,7 +31,7 @@ class Shelf:
         if self._clear_pending:
             self.clear()
         # Every one counts, also one that replaces another: what is kept never exceeds what was counted.
-        self._size += shown.data.size() + len(shown.metadata) + len(shown.display_id or "")
+        self._size += shown.data.size() + metadata_bytes(display.metadata) + len(shown.display_id or "")
         if len(self.displays) >= self._limits.displays or self._size > self._limits.display_bytes:
             self.dropped += 1
         elif shown.update:
@@ -42,6 +44,11 @@ class Shelf:
         self._clear_pending = wait
         if not wait:
             self.displays, self._size = [], 0
+
+
+def metadata_bytes(metadata: dict[str, Any]) -> int:
+    """What it takes as objects."""
+    return _BYTES_PER_CHARACTER * len(msgspec.json.encode(metadata)) if metadata else 0
 
 
 def _metadata(text: str) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.api import Printed, Refused, RunEvent, Settled, Shown
+from holdfast.api import Asked, Printed, Refused, RunEvent, Settled, Shown
 from holdfast.errors import EventsGone
+from holdfast.kernel.shelf import metadata_bytes
 from holdfast.model import Display
 
 MOST_BYTES = 8 << 20
@@ -152,14 +153,23 @@ def _size(event: RunEvent) -> int:
             return 200 + len(event.text)
         case Shown():
             return 500 + _content(event.display)
-        case Settled() | Refused():
-            # Any part of it may be large: outputs, names, recovery, a traceback. As objects they take about twice
-            # what is sent.
-            return 30_000 + 2 * len(msgspec.msgpack.encode(event))
+        case Asked():
+            return 500 + 4 * len(event.prompt)
+        case Settled():
+            shown = sum(metadata_bytes(display.metadata) for display in event.run.displays)
+            return _of_any_part(event) + shown
+        case Refused():
+            return _of_any_part(event)
         case _:
             return 500
 
 
+def _of_any_part(event: RunEvent) -> int:
+    """Outputs, names, recovery, a traceback: each may be large, and as objects they take about twice what is sent."""
+    return 30_000 + 2 * len(msgspec.msgpack.encode(event))
+
+
 def _content(display: Display) -> int:
-    """The names of its forms and its id are its guest's to choose as well."""
-    return sum(len(kind) + len(value) for kind, value in display.data.items()) + len(display.display_id or "")
+    """The names of its forms, its id and what is said of it are its guest's to choose as well."""
+    data = sum(len(kind) + len(value) for kind, value in display.data.items())
+    return data + len(display.display_id or "") + metadata_bytes(display.metadata)
