@@ -107,7 +107,10 @@ def _steps(records: Sequence[AnyRecord]) -> list[str]:
 
 def _compared(facts: RunFacts, **said: Any) -> str:
     """As a receipt would spell it: text and times are not the same there to the last bit."""
-    spelled = parse_statement(statement(msgspec.structs.replace(facts, changes=[], **said)))
+    try:
+        spelled = parse_statement(statement(msgspec.structs.replace(facts, changes=[], **said)))
+    except (ValueError, OverflowError):  # a time beyond all years, a number that is none
+        return "the journal has something that no receipt can say"
     for name in said:
         if getattr(spelled, name) != getattr(facts, name):
             return f"the journal has another {_WORDS.get(name, name)}"

@@ -11,11 +11,11 @@ Moved within a file system it stays marked. A copy is not: its mark is another f
 """
 
 import ctypes
+import errno
 import os
 import shlex
 import stat
 import struct
-from contextlib import suppress
 from pathlib import Path
 
 from holdfast import durable
@@ -28,6 +28,8 @@ _TITLE = "holdfast mark v1"
 _FIRST = frozenset({"lock", ".gitignore", "id"})
 """What is there before the mark is, with an empty journal: whoever makes it can be killed on the way."""
 _LONGEST_BYTES = 1024
+_NO_MARK = (errno.ENOENT, errno.ELOOP, errno.ENXIO, None)
+"""There is none, or it is no file."""
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _STATX_BYTES, _MASK_AT, _BTIME_AT = 256, 0, 80
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,7 +61,7 @@ def make(directory: Path, own_id: str, journal: str, key: SigningKey) -> None:
 
 def refuse_unmarked(directory: Path, own_id: str, journal: str, key: SigningKey) -> None:
     """Raises NotOurs."""
-    with suppress(OSError):  # no mark, or no file
+    try:
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with durable.closing_fd(place), durable.closing_fd(os.open(NAME, _FILE, dir_fd=place)) as mark:
             signer, _, signature = os.read(mark, _LONGEST_BYTES).decode(errors="replace").strip().partition(" ")
@@ -68,14 +70,17 @@ def refuse_unmarked(directory: Path, own_id: str, journal: str, key: SigningKey)
             if key.public.verifies(_from_hex(signature), _signed(own_id, mark, place, journal)):
                 return
             raise _not_ours(directory, "it is a copy, or something was put in its place")
+    except OSError as error:
+        if error.errno not in _NO_MARK:  # a disk that cannot be read says nothing about whose it is
+            raise
     raise _not_ours(directory, "it came with the directory, or an earlier version of Holdfast made it")
 
 
 def _not_ours(directory: Path, why: str) -> NotOurs:
     return NotOurs(
         f"{directory} is not believed: {why}",
-        hint=f"`holdfast verify` and `export` still read it. To begin anew, which forgets its past and nothing else: "
-        f"rm -r {shlex.quote(str(directory))}",
+        hint="`holdfast verify` and `export` still read it. To begin anew, which forgets its past, and what jobs saved "
+        f"or committed there that were killed and not finished since: rm -r {shlex.quote(str(directory))}",
     )
 
 

@@ -325,7 +325,7 @@ class _Transaction:
 
         def answer(state: State, saved: list[str], theirs: list[str]) -> bytes:
             nonlocal ended
-            gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs}) if saved else []
+            gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs})
             told = recovery.of_rollback(
                 state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent
             )

@@ -128,6 +128,28 @@ async def test_what_was_saved_is_not_told_as_kept_where_the_users_own_stayed(boo
 
 
 @pytest.mark.parametrize("shared", ["the user's"], indirect=True)
+@pytest.mark.parametrize("more", ["a link", "an empty directory", "a file", "a change"])
+async def test_a_directory_that_holds_more_than_what_would_go_stays_whole(books: Books, more: str) -> None:
+    place = books.workspace.files.area("data")
+    await fail(books, "r1", {"d/a.csv": b"1", "d/deep/b.csv": b"2", "other": b"3"})
+    match more:
+        case "a link":
+            (place / "d" / "latest").symlink_to("a.csv")
+        case "an empty directory":
+            (place / "d" / "deep" / "empty").mkdir()
+        case "a file":
+            (place / "d" / "own").write_text("the user's")
+        case "a change":
+            (place / "d" / "a.csv").write_text("the user's")
+    before = on_disk(books)
+    settlement = await fail(books, "r2", {"d": b"new", "other": b"4"})
+
+    assert on_disk(books) == {**before, "other": b"4"}
+    assert settlement.saved == ["other"]
+    assert {"d", "d/a.csv", "d/deep/b.csv"} <= set(settlement.theirs)
+
+
+@pytest.mark.parametrize("shared", ["the user's"], indirect=True)
 async def test_what_was_put_in_place_before_a_second_try_is_not_taken_for_the_users_own(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,15 +15,16 @@ Modes and owners are set again at each redo; so the one thing that a cut may cos
 In a directory of the user's (`descent.Tree.shared`) others may write as well. What is found there is copied and not
 adopted: its owner, its mode and its other names are none of ours. What is neither what the run found nor what it left
 is the user's, who has changed it since it was verified: it stays, with all that is in a directory that was to go, and
-nothing halts. The caller is told; the next look at the directory takes it in (`census`). A name that was free is taken
-only if it still is; what somebody writes to a file between the last look at it and the rename over it is lost.
+nothing halts. Where a file was to replace a directory that holds more than the run found, the directory stays as it
+is. The caller is told; the next look at the directory takes it in (`census`). A name that was free is taken only if it
+still is; what somebody writes to a file between the last look at it and the rename over it is lost.
 """
 
 import errno
 import os
 import secrets
 import stat
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -84,11 +85,11 @@ def publish(
     something is not what the changes say.
     """
     stage.mkdir(mode=0o700, exist_ok=True)  # gone if all but the last step was done
-    ordered = sorted(changes, key=parts_of)
-    removed = [change for change in ordered if change.action == "removed"]
-    put = [change for change in ordered if change.action != "removed"]
     tree = files if isinstance(files, Tree) else Tree(files)
     with _Publishing(stage, tree, redo=redo, same_inode=same_inode) as publishing:
+        ordered = publishing.leave_what_holds_more(sorted(changes, key=parts_of))
+        removed = [change for change in ordered if change.action == "removed"]
+        put = [change for change in ordered if change.action != "removed"]
         if keep_old:
             publishing.keep_old(ordered, blobs, intact)
         for change in removed if tree.shared is None else reversed(removed):
@@ -122,6 +123,20 @@ class _Publishing:
         self._place = Cursor(files)
         self._touched: dict[Parts, tuple[int, int] | None] = {}
         """Directories whose names change, and the times that the guest saw on them."""
+
+    def leave_what_holds_more(self, changes: list[Change]) -> list[Change]:
+        """The changes, less those of directories of the user's that files were to replace and that hold something else
+        than what is to go: to take that away, and then find that the rest is in the way, would leave neither."""
+        if not self._shared:
+            return changes
+        going = {parts_of(change): change for change in changes if change.action == "removed"}
+        put = [parts_of(change) for change in changes if change.action != "removed" and change.kind != "directory"]
+        stay = {parts for parts in put if self._holds_more(parts, going)}
+        if not stay:
+            return changes
+        left = [change for change in changes if not stay.isdisjoint(_with_above(parts_of(change)))]
+        self.theirs += [change.path for change in left]
+        return [change for change in changes if change not in left]
 
     def keep_old(self, changes: Iterable[Change], blobs: LocalBlobs, intact: Intact | None) -> None:
         for change in changes:
@@ -172,6 +187,20 @@ class _Publishing:
             _sync_directories(self._place, self._touched)
 
     # -- the single steps ----------------------------------------------------------------------------------------
+
+    def _holds_more(self, parts: Parts, going: Mapping[Parts, Change]) -> bool:
+        *parent, name = parts
+        old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
+        if old is None or not stat.S_ISDIR(old.st_mode):
+            return False
+        self._place.enter(name)
+        found = self._place.walk(into=lambda *_: True)
+        return any(not self._goes(going.get((*parts, *below)), below[-1], status) for below, status in found)
+
+    def _goes(self, change: Change | None, name: bytes, status: os.stat_result) -> bool:
+        if change is None or kind_of(status) != change.kind:
+            return False
+        return not stat.S_ISREG(status.st_mode) or _digest(name, self._place.fd) == change.before
 
     def _is_old_in_place(self, change: Change) -> bool:
         """By rule 3; what a directory replaces has no staged file to tell it, but is none itself."""
@@ -331,6 +360,10 @@ class _Publishing:
         self._staged.close()
         self._place.close()
         os.close(self._trash)
+
+
+def _with_above(parts: Parts) -> list[Parts]:
+    return [parts[: depth + 1] for depth in range(len(parts))]
 
 
 def _sign(status: os.stat_result | None) -> tuple[int, int, int] | None:
