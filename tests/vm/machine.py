@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import boot
 from debian import Unavailable, prepared_kernel
 
-HOME = "/disk/home"
+HOME, TMP = "/disk/home", "/disk/tmp"
 # Importing the others would take the emulated processor a minute.
 ONLY_PLUGINS = ("-p", "anyio", "-p", "pytest_timeout", "-o", f"cache_dir={HOME}/cache")
 
@@ -81,8 +81,9 @@ def pytest_inside(
     timeout_s: float,
 ) -> dict[str, int]:
     """Counts by outcome, and the machine's exit code, from reports that came out of the machine."""
-    # The sessions' disk must be a real one; the environment is read where the host has it.
-    home = f"mkdir -p {HOME} && ln -s {shlex.quote(os.environ['HOLDFAST_HOME'])}/envs {HOME}/envs"
+    # The disk of sessions and jobs must be a real one: before Linux 6.6 a tmpfs has not all that an overlay needs.
+    # The environment is read where the host has it.
+    home = f"mkdir -p {HOME} {TMP} && ln -s {shlex.quote(os.environ['HOLDFAST_HOME'])}/envs {HOME}/envs"
     words = [sys.executable, "-m", "pytest", *ONLY_PLUGINS, "--timeout=900"]
     once = shlex.join([*words, *arguments, "--durations=15", "--junitxml=/exchange/report.xml"])
     # As outside (`tests/stages.py`): what failed is tried once more. It is cheaper in here than a machine of its own.
@@ -96,6 +97,7 @@ def pytest_inside(
         environment={
             "HOLDFAST_EXPECT_CGROUP": "v2",
             "HOLDFAST_HOME": HOME,
+            "TMPDIR": TMP,
             "HOLDFAST_EMULATED": "1",
             "HOLDFAST_TRANSPORTS": "embedded",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
