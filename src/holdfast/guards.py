@@ -11,7 +11,8 @@ import anyio.to_thread
 from holdfast.config import Limits
 from holdfast.errors import DiskLimit
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Restless, Usage, Workspace, measure
+from holdfast.resources.measuring import Restless, Usage, measure
+from holdfast.resources.workspace import Workspace
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
 

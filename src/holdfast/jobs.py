@@ -25,6 +25,7 @@ from holdfast.departures import NOBODY
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
 from holdfast.errors import InvalidSetting
+from holdfast.facts import facts_of
 from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
@@ -36,7 +37,7 @@ from holdfast.resources import census
 from holdfast.resources.restoring import plan_restore
 from holdfast.service import Service
 from holdfast.sessions import LiveSession, new_id
-from holdfast.settling import facts_of, settle_at_once, state_after, write_manifest
+from holdfast.settling import settle_at_once, state_after, write_manifest
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
 from holdfast.verbs import RunOptions

@@ -17,15 +17,16 @@ from holdfast import durable, manifest
 from holdfast.agreement import refuse_other_statement
 from holdfast.books import Books
 from holdfast.errors import DiskFailed, DiskFull
+from holdfast.facts import Story, facts_rolled_back, facts_saved, story
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
-from holdfast.records import AnyRecord, Change, Check, Executed, Planned, Saved, Settled, Verified, requests_sent
+from holdfast.records import AnyRecord, Change, Check, Planned, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import discard, publish
 from holdfast.resources.restoring import fill_stage, plan_saved
 from holdfast.resources.workspace import Workspace
 from holdfast.state import State, next_version, sealed, with_changes, with_names
-from holdfast.statements import RunFacts, statement
+from holdfast.statements import statement
 from holdfast.store.rows import (
     AnyWrite,
     PutFiles,
@@ -54,27 +55,6 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """Files that it had saved on the way and that were applied now."""
     theirs: list[str] = []
     """Files that it changed, or saved on the way, and that somebody else changed since: those stay."""
-
-
-class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's records, by what they are."""
-
-    planned: Planned
-    saved: list[Saved] = []
-    sent: list[str] = []
-    """Requests that left, or were just about to."""
-    executed: Executed | None = None
-    verified: Verified | None = None
-
-
-def story(records: list[AnyRecord]) -> Story:
-    return Story(
-        planned=next(r for r in records if isinstance(r, Planned)),
-        saved=[r for r in records if isinstance(r, Saved)],
-        sent=requests_sent(records),
-        executed=next((r for r in records if isinstance(r, Executed)), None),
-        verified=next((r for r in records if isinstance(r, Verified)), None),
-    )
 
 
 class RolledBack(TypedDict, total=False):
@@ -236,12 +216,14 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     if changes:
         saved = next_version(with_changes(before, changes))
         theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
-        receipt = seal(statement(_facts_saved(before, saved, told, changes)), books.key)
+        receipt = seal(statement(facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
-    facts, answer = _facts_rolled_back(saved, told, back), back.get("answer")
+    reason, blame, answer = back.get("reason", INTERRUPTED), back.get("blame", "system"), back.get("answer")
+    checks, refused = back.get("checks", ()), back.get("refused", ())
+    facts = facts_rolled_back(saved, told, reason=reason, blame=blame, checks=checks, refused=refused)
     receipt = seal(statement(facts), books.key)
-    settled = _settled(planned, saved, receipt, status="rolled_back", reason=facts.reason, by=_blame(back))
+    settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
     kept = [change.path for change in changes if change.action != "removed" and change.path not in theirs]
     await books.journal.append(
@@ -339,39 +321,6 @@ def results(books: Books, run: str, result: bytes) -> list[AnyWrite]:
     return [PutResult(session=books.session, run=run, body=result)] if result else []
 
 
-def facts_of(planned: Planned, executed: Executed | None, before: State, after: State) -> RunFacts:
-    """What is told of every run, however it ends; the rest is filled in by whoever knows."""
-    card = planned.card
-    return RunFacts(
-        session=before.session,
-        run=planned.run,
-        number=before.receipts + 1,
-        previous=before.head,
-        kind=planned.kind,
-        status="committed",
-        version_before=before.version,
-        version=after.version,
-        generation=after.generation,
-        ckpt_before=card.base,
-        ckpt=str(after.ckpt()),
-        manifest_sha256=after.manifest_sha256,
-        goal=card.goal,
-        code_sha256=card.code_sha256,
-        started_at=planned.at,
-        finished_at=executed.at if executed else planned.at,
-        key=card.key,
-        attempt=card.attempt,
-        inputs=[*card.inputs, *card.forecast_inputs],
-        environment=card.environment,
-        error_code=executed.error_code if executed else None,
-        error_message=executed.error_message if executed else "",
-        exit_code=executed.exit_code if executed else None,
-        duration_s=executed.duration_s if executed else 0.0,
-        peak_memory_bytes=executed.peak_memory_bytes if executed else None,
-        strays=executed.strays if executed else [],
-    )
-
-
 def _explained(told: Story, back: RolledBack) -> RolledBack:
     """Who settles a run late may not know what ended it; its records do, if the code had come to its end. Whatever kept
     the run from being settled then, it is not what failed it."""
@@ -380,22 +329,3 @@ def _explained(told: Story, back: RolledBack) -> RolledBack:
         return back
     blame: Blame = "system" if done.error_code == "interrupted" else "user"
     return {**back, "reason": done.error_message or done.error_code, "blame": blame}
-
-
-def _blame(back: RolledBack) -> Blame:
-    return back.get("blame", "system")
-
-
-def _facts_rolled_back(state: State, told: Story, back: RolledBack) -> RunFacts:
-    facts = facts_of(told.planned, told.executed, state, state)
-    steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
-    return msgspec.structs.replace(
-        facts, status="rolled_back", reason=back.get("reason", INTERRUPTED), blame=_blame(back),
-        checks=list(back.get("checks", ())), saved=steps, egress=[*told.sent, *back.get("refused", ())],
-    )  # fmt: skip
-
-
-def _facts_saved(before: State, after: State, told: Story, changes: list[Change]) -> RunFacts:
-    facts = facts_of(told.planned, None, before, after)
-    steps = [record.step or f"step {number}" for number, record in enumerate(told.saved, 1)]
-    return msgspec.structs.replace(facts, kind="savepoint", changes=changes, saved=steps, finished_at=told.saved[-1].at)

@@ -22,6 +22,7 @@ from holdfast.computer import Computer
 from holdfast.departures import Departures
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
 from holdfast.executions import Aftermath, Execution
+from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
@@ -38,7 +39,7 @@ from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
-from holdfast.settling import RolledBack, Settlement, facts_of, results, settle, settle_at_once, state_after
+from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify

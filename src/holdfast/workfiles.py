@@ -19,6 +19,7 @@ from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, StateMoved, as_told
 from holdfast.expectations import PathLike
+from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, receipt
@@ -31,7 +32,7 @@ from holdfast.resources.publish import discard, prepare
 from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_again, put_file
 from holdfast.results import in_data
 from holdfast.sessions import LiveSession, Names, new_id
-from holdfast.settling import Settlement, facts_of, settle, state_after
+from holdfast.settling import Settlement, settle, state_after
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
 from holdfast.verification import changed_on_host, changed_outside

@@ -12,7 +12,8 @@ from holdfast import guards
 from holdfast.config import Limits
 from holdfast.guards import DiskGuard
 from holdfast.kernel.conduct import Stop
-from holdfast.resources.workspace import Restless, Usage, Workspace, measure
+from holdfast.resources.measuring import Restless, Usage, measure
+from holdfast.resources.workspace import Workspace
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.resources import workspace
+from holdfast.resources import measuring
 
 
 def entries_in_order(directory: int) -> list[tuple[str, os.stat_result]]:
@@ -17,7 +17,7 @@ def entries_in_order(directory: int) -> list[tuple[str, os.stat_result]]:
 def test_a_directory_that_is_moved_up_does_not_lead_out_of_the_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace, "_entries", entries_in_order)  # so that the chain comes first, and the decoys wait
+    monkeypatch.setattr(measuring, "_entries", entries_in_order)  # so that the chain comes first, and the decoys wait
     outside = tmp_path / "decoy" / "secret"
     outside.parent.mkdir()
     outside.touch()
@@ -29,8 +29,8 @@ def test_a_directory_that_is_moved_up_does_not_lead_out_of_the_tree(
             (level / "decoy").mkdir()
 
     bottom, seen = (deep / "bottom").stat().st_ino, set()
-    with pytest.raises(workspace.Restless):  # noqa: PT012 (the walk itself raises)
-        for status in workspace._walk(tmp_path / "stages"):
+    with pytest.raises(measuring.Restless):  # noqa: PT012 (the walk itself raises)
+        for status in measuring._walk(tmp_path / "stages"):
             seen.add(status.st_ino)
             if status.st_ino == bottom and deep.exists():
                 deep.rename(tmp_path / "stages" / "moved")
@@ -50,7 +50,7 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(tmp_path: Path, monk
     monkeypatch.setattr("os.stat", lambda *_, **__: looked)
 
     with pytest.raises(OSError, match="not supported"):
-        workspace._enter(str(link))
+        measuring._enter(str(link))
 
     monkeypatch.undo()
     assert stat.S_IMODE(victim.stat().st_mode) == 0o644
@@ -66,8 +66,8 @@ def test_modes_are_put_back_also_where_a_directory_was_moved_away(
     shut.chmod(0o500)
 
     bottom = (deep / "bottom").stat().st_ino
-    with pytest.raises(workspace.Restless):  # noqa: PT012 (the walk itself raises)
-        for status in workspace._walk(tmp_path / "root"):
+    with pytest.raises(measuring.Restless):  # noqa: PT012 (the walk itself raises)
+        for status in measuring._walk(tmp_path / "root"):
             if status.st_ino == bottom:
                 deep.rename(tmp_path / "moved")
 

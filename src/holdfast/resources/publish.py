@@ -24,7 +24,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -36,16 +36,15 @@ from holdfast.errors import SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.paths import to_text
 from holdfast.records import Change
-from holdfast.resources import descent
+from holdfast.resources import descent, theirs
 from holdfast.resources.descent import Cursor, Parts, Tree, kind_of, look, owner_of, parts_of
-from holdfast.resources.handles import copy_content, is_copied_in_part, is_database
+from holdfast.resources.handles import copy_content
 from holdfast.resources.hashing import digest
 from holdfast.resources.intact import Intact
 from holdfast.resources.workspace import remove_tree
 
 _REMOVED = "removed-"
 _NEW_DIRECTORY_MODE = 0o755
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def prepare(stage: Path, changes: Sequence[Change]) -> None:
@@ -131,7 +130,7 @@ class _Publishing:
             return changes
         going = {parts_of(change): change for change in changes if change.action == "removed"}
         put = [parts_of(change) for change in changes if change.action != "removed" and change.kind != "directory"]
-        stay = {parts for parts in put if self._holds_more(parts, going)}
+        stay = {parts for parts in put if theirs.holds_more(parts, going, self._place)}
         if not stay:
             return changes
         left = [change for change in changes if not stay.isdisjoint(_with_above(parts_of(change)))]
@@ -152,7 +151,7 @@ class _Publishing:
         old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
         if old is None or kind_of(old) != change.kind:  # done before; something else may be there now
             return
-        if self._shared and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) != change.before:
+        if self._shared and stat.S_ISREG(old.st_mode) and theirs.digest_of(name, self._place.fd) != change.before:
             return self.theirs.append(change.path)
         self._touch(tuple(parent))
         self._clear(name)
@@ -164,9 +163,9 @@ class _Publishing:
         if not self._go_to_place(parent):
             return self.theirs.append(change.path)
         self._touch(tuple(parent))
-        if self._shared and self._has_arrived(change, name):
+        if self._shared and theirs.has_arrived(change, name, place=self._place.fd):
             return None
-        if self._shared and self._is_theirs(change, name):
+        if self._shared and theirs.is_changed(change, name, place=self._place.fd, staged=self._staged.fd):
             return self.theirs.append(change.path)
         if change.kind == "directory":
             self._put_directory(change, name, staged)
@@ -187,20 +186,6 @@ class _Publishing:
             _sync_directories(self._place, self._touched)
 
     # -- the single steps ----------------------------------------------------------------------------------------
-
-    def _holds_more(self, parts: Parts, going: Mapping[Parts, Change]) -> bool:
-        *parent, name = parts
-        old = look(name, dir_fd=self._place.fd) if self._place.go(parent) else None
-        if old is None or not stat.S_ISDIR(old.st_mode):
-            return False
-        self._place.enter(name)
-        found = self._place.walk(into=lambda *_: True)
-        return any(not self._goes(going.get((*parts, *below)), below[-1], status) for below, status in found)
-
-    def _goes(self, change: Change | None, name: bytes, status: os.stat_result) -> bool:
-        if change is None or kind_of(status) != change.kind:
-            return False
-        return not stat.S_ISREG(status.st_mode) or _digest(name, self._place.fd) == change.before
 
     def _is_old_in_place(self, change: Change) -> bool:
         """By rule 3; what a directory replaces has no staged file to tell it, but is none itself."""
@@ -296,36 +281,6 @@ class _Publishing:
             durable.rename(name, _REMOVED + secrets.token_hex(8), src_dir=self._place.fd, dst_dir=self._trash)
         return True
 
-    def _has_arrived(self, change: Change, name: bytes) -> bool:
-        """A new file is in place already: what is staged is filled again from blobs before each try."""
-        old = look(name, dir_fd=self._place.fd) if change.action == "added" and change.sha256 else None
-        return old is not None and stat.S_ISREG(old.st_mode) and _digest(name, self._place.fd) == change.sha256
-
-    def _is_theirs(self, change: Change, name: bytes) -> bool:
-        """Whether what a change would replace is something else than what the run found there."""
-        old = look(name, dir_fd=self._place.fd)
-        if old is None or (change.kind == "directory" and stat.S_ISDIR(old.st_mode)):
-            return False
-        if change.action == "added":
-            return True
-        if not stat.S_ISREG(old.st_mode):  # what a link or a FIFO was, nobody wrote down
-            return bool(change.before)
-        found = _digest(name, self._place.fd)
-        if _sign(old) != _sign(look(name, dir_fd=self._place.fd)):  # while it was read, which may take a while
-            return True
-        return found not in (change.before, change.sha256 or change.before) and not self._is_half_written(name)
-
-    def _is_half_written(self, name: bytes) -> bool:
-        """By ourselves (`_write_into`)."""
-        try:
-            with durable.closing_fd(descent.open_regular(name, dir_fd=self._staged.fd)) as source:
-                if not is_database(source):
-                    return False
-                with durable.closing_fd(descent.open_regular(name, dir_fd=self._place.fd)) as target:
-                    return is_copied_in_part(source, target)
-        except (FileNotFoundError, PermissionError):
-            return False
-
     def _go_to_place(self, parent: list[bytes]) -> bool:
         """Directories that no change names are made as they are staged (`restoring.fill_stage`). False: something of
         the user's is in the way."""
@@ -364,19 +319,6 @@ class _Publishing:
 
 def _with_above(parts: Parts) -> list[Parts]:
     return [parts[: depth + 1] for depth in range(len(parts))]
-
-
-def _sign(status: os.stat_result | None) -> tuple[int, int, int] | None:
-    return status and (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _digest(name: bytes, directory: int) -> str:
-    """Of a file of the user's. As in a census, what the caller may not read has none."""
-    try:
-        with durable.closing_fd(os.open(name, _FILE, dir_fd=directory)) as file:
-            return digest(file)[0]
-    except PermissionError:
-        return ""
 
 
 def _remove_empty(name: bytes, *, dir_fd: int) -> bool:
