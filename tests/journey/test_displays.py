@@ -211,7 +211,7 @@ def test_displays_past_the_bytes_of_a_run_are_counted_and_left_out(session: Sess
 
 
 def test_a_hundred_thousand_displays_are_bounded(session: Session) -> None:
-    run = session.run("for i in range(100_000): display({'text/plain': str(i)}, raw=True)\n'done'")
+    run = session.run("for i in range(100_000): display({'text/plain': str(i)}, raw=True)\n'done'", timeout=600)
 
     assert run.text == "'done'"
     assert run.displays[0].data == {"text/plain": "0"}

@@ -36,7 +36,7 @@ DEATHS = {
     "SEGV": ("import ctypes\nctypes.string_at(0)", "killed", "signal 11 (SIGSEGV)"),
     "abort": ("import os\nos.abort()", "killed", "signal 6 (SIGABRT)"),
     "a thread": ("import _thread, os, time;_thread.start_new_thread(os._exit, (4,)); time.sleep(9)", "killed", "4"),
-    "memory": ("import numpy as np\nnp.ones(2**29)", "out_of_memory", "512 MiB"),
+    "memory": ("import numpy as np\nnp.ones(2**28)", "out_of_memory", "512 MiB"),
     "deadline": ("import time\ntime.sleep(60)", "timeout", "not done after"),
     "deadline not heeded": ("import signal\nsignal.signal(2, signal.SIG_IGN)\nwhile 1: pass", "timeout", "not heed"),
     "broken protocol": (f"{CONTROL}_control.send(b'\\x07'); import time; time.sleep(20)", "killed", "protocol"),
@@ -228,7 +228,7 @@ def test_one_death_after_the_other(session: Session) -> None:
 
 def test_a_cause_of_death_is_not_carried_over_to_the_next(small: Session) -> None:
     ok(small.run("x = 1"))
-    first = small.run("import numpy as np; np.ones(2**29)")
+    first = small.run("import numpy as np; np.ones(2**28)")
     second = small.run("import os; os._exit(7)")
 
     assert first.error is not None
@@ -293,7 +293,7 @@ def test_a_cell_that_patches_os_does_not_cost_the_kernel(session: Session) -> No
     [
         ("import ctypes; ctypes.string_at(0)", 30),
         ("import os; os.abort()", 30),
-        ("np.ones(2**29)", 30),
+        ("np.ones(2**28)", 30),
         ("sum(range(10**12))", 1),
         ("raise ValueError('no')", 30),
         ("while True: kept.append(b'x' * 1_000_000)", 30),
@@ -379,7 +379,7 @@ def test_each_run_gets_a_warning_of_its_own(small: Session) -> None:
         assert run.error.name == "MemoryError"
 
 
-@pytest.mark.parametrize("code", ["np.ones(2**29)", "np.zeros(2**29) + 1", "bytearray(b'x') * 2**31"])
+@pytest.mark.parametrize("code", ["np.ones(2**28)", "np.zeros(2**28) + 1", "bytearray(b'x') * 2**31"])
 def test_a_leap_past_the_cap_is_a_kill_and_says_how_far_it_came(small: Session, code: str) -> None:
     ok(small.run("x = 1; import numpy as np"))
     run = small.run(f"x = 2\n{code}")

@@ -24,7 +24,7 @@ SPOIL = (
 )
 DEATHS = {
     "exception": ("raise ValueError('no')", "exception", "no"),
-    "out of memory": ("import numpy as np\nnp.ones(2**29)", "out_of_memory", "512 MiB"),
+    "out of memory": ("import numpy as np\nnp.ones(2**28)", "out_of_memory", "512 MiB"),
     "time-out": ("import time\ntime.sleep(60)", "timeout", "not done after 0.5 s"),
     "SIGSEGV": ("import ctypes\nctypes.string_at(0)", "killed", "SIGSEGV"),
     "exit": ("os._exit(9)", "killed", "exit code 9"),

@@ -19,7 +19,7 @@ END = "<!-- end of the table -->"
 CAUSES = {
     "exception": "raise ValueError('no')",
     "SIGKILL": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "out of memory": "import numpy; numpy.ones(2**31)",
+    "out of memory": "import numpy; numpy.ones(2**28)",
     "deadline": "import time; time.sleep(600)",
 }
 CODES = {"exception": "exception", "SIGKILL": "killed", "out of memory": "out_of_memory", "deadline": "timeout"}
