@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import Limits
+from holdfast.sandbox import procfs
 
 MIB = 1 << 20
 CAP = 192 * MIB
@@ -454,6 +455,7 @@ os.close(fd); os.unlink("mapped")
 for _ in range(60):
     os.chdir(".."); os.rmdir("\n" * 255)
 os.chdir("/mnt/data")
+print(sum(map(len, open("/proc/self/maps", "rb"))))
 """
 
 
@@ -461,7 +463,9 @@ def test_what_cannot_be_counted_ends_every_run_until_a_reset(open_session):
     """Small runs, each too small to be looked at by itself, would add up past the limit behind mappings that nobody
     reads to their end."""
     session = open_session(disk=DISK)
-    session.run(MAPS_UNDER_LONG_NAMES)
+    mapped = session.run(MAPS_UNDER_LONG_NAMES)
+    if int(mapped.stdout) < procfs.MOST_READ:
+        pytest.skip("this Linux gives mappings of deleted files shorter names")
     run = session.run("open('small', 'wb').write(bytes(500_000))")
 
     assert run.error is not None

@@ -48,15 +48,12 @@ COMMANDS = (  # each starts a process with everything anew, which takes a minute
 HALVES = (
     [
         *_files("escape", "channel files identity image inheritance kernel_calls neighbours network"),
-        *_files("journey", "api cap home zygote input"),
+        *_files("journey", "api cap home zygote input displays ipython output undo"),
         *(f"tests/journey/test_cli.py::test_{name}" for name in COMMANDS),
     ],
     [
         *_files("escape", "overlay processes resources shared snapshots"),
-        *_files(
-            "journey", "deaths displays interrupts ipython memory output strays stuck sqlite staging full_disk ends"
-        ),
-        *_files("journey", "undo what_comes_back"),
+        *_files("journey", "deaths interrupts memory strays stuck sqlite staging full_disk ends what_comes_back"),
         *_files("unit", "cgroups seccomp probe procfs image"),
     ],
 )
