@@ -39,6 +39,8 @@ from holdfast.strays import kill_left, strays
 
 _LAST_TRY_S = 1.0
 """For the end of a kernel one of whose processes is known not to die."""
+_STILL_S = 0.2
+"""For a running session to freeze. On cgroup v1 whoever waits for memory does not, and only a guard gives him some."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
 
@@ -232,13 +234,13 @@ class Computer:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
 
-    async def hold(self) -> bool:
+    async def hold(self, patience_s: float = _QUICK_S) -> bool:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
         if self.now is None or self._stuck:
             return self.now is None
         cgroup = self.now.cgroup
         cgroup.freeze()
-        return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, _QUICK_S)
+        return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, patience_s)
 
     def thaw(self) -> None:
         self._at_rest = False
@@ -373,8 +375,8 @@ class Computer:
     @asynccontextmanager
     async def _still(self) -> AsyncIterator[None]:
         at_rest = self._at_rest
-        await self.hold()
         try:
+            await self.hold(_STILL_S)
             yield
         finally:
             if not at_rest:

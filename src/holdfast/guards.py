@@ -21,10 +21,9 @@ _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
 _LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
-"""While others write and delete: every second, unless a look takes more than one part in fifty of that."""
-_TRIES = 3
+"""As long as anybody writes or deletes: every second, unless a look takes more than one part in fifty of that."""
 Still = Callable[[], AbstractAsyncContextManager[None]]
-"""Nothing of the session moves meanwhile."""
+"""Nothing of the session moves meanwhile, if that can be had without waiting for long."""
 MakeRoom = Callable[[], Awaitable[bool]]
 """Gives up what is only kept to go back to; False if there is nothing of the kind."""
 
@@ -39,8 +38,9 @@ class DiskGuard:
     it writes between two looks. Whoever does is killed, and may clean up in the next run; whoever goes on instead to
     twice the limit has no next run.
 
-    What moves its directories about while they are measured is held still for it. What cannot be counted at all ends
-    the run, and the next ones too, until the kernel and the snapshot are gone that hold it.
+    Who moves things about while they are measured is not counted right: in all but the looks in between the session is
+    held still. What cannot be counted at all ends the run, and the next ones too, until the kernel and the snapshot are
+    gone that hold it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DiskGuard:
         self._usage = Usage(size_bytes=0, files=0)
         self._is_countable = True
         self._look_at = 0.0
-        """When to look, if others write or delete."""
+        """When to look, and to hold the session still for it, if anything was written or deleted."""
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at while a run goes on."""
@@ -64,7 +64,7 @@ class DiskGuard:
         near = seen_bytes - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
         near &= seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
         is_due = self._seen != (free_bytes, free_files) and time.monotonic() >= self._look_at
-        return None if near and not is_due else await self._measure()
+        return None if near and not is_due else await self._measure(still=is_due, goes_on=True)
 
     async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
@@ -103,14 +103,14 @@ class DiskGuard:
                 hint="close the session; open one with a larger disk=…",
             )
 
-    async def _measure(self) -> Stop | None:
+    async def _measure(self, *, still: bool = True, goes_on: bool = False) -> Stop | None:
         self._seen = self._free()
         before = self._usage
         limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
         try:
-            usage = await self._look()
+            usage = await self._look(still=still)
             if usage.size_bytes > limit_bytes and await self._make_room():
-                usage = await self._look()
+                usage = await self._look(still=still)
         except procfs.TooLong:
             with suppress(Restless):
                 await self._look(of_processes=False)
@@ -118,8 +118,9 @@ class DiskGuard:
                 "the session maps files under so many or so long names that what they hold cannot be counted (if they "
                 "were mapped by an earlier run, reset() lets go of them)"
             )
-        except Restless:
-            return _stop("the session moves its directories about so that what they hold cannot be counted")
+        except Restless:  # it could not be held still at once; at its end the run answers for it
+            stop = _stop("the session moves its directories about so that what they hold cannot be counted")
+            return None if goes_on else stop
         if usage.size_bytes > max(limit_bytes, before.size_bytes):
             held, limit = usage.size_bytes >> 20, limit_bytes >> 20
             return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")
@@ -127,16 +128,19 @@ class DiskGuard:
             return _stop(f"the session holds {usage.files:,} files, and its limit is {limit_files:,}")
         return None
 
-    async def _look(self, *, of_processes: bool = True) -> Usage:
+    async def _look(self, *, still: bool = True, of_processes: bool = True) -> Usage:
         began = time.monotonic()
         self._is_countable = False
-        self._usage = await self._count(self._pids() if of_processes else [])
-        now = time.monotonic()
-        self._is_countable, self._look_at = of_processes, now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
+        pids = self._pids() if of_processes else []
+        self._usage = await self._count(pids, still=still)
+        if still:
+            now = time.monotonic()
+            self._look_at = now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
+        self._is_countable = of_processes
         return self._usage
 
-    async def _count(self, pids: list[int]) -> Usage:
-        for _ in range(_TRIES):
+    async def _count(self, pids: list[int], *, still: bool) -> Usage:
+        if not still:
             with suppress(Restless):
                 return await anyio.to_thread.run_sync(self._workspace.usage, pids)
         async with self._still():

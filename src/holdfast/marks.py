@@ -28,7 +28,7 @@ _TITLE = "holdfast mark v1"
 _FIRST = frozenset({"lock", ".gitignore", "id"})
 """What is there before the mark is, with an empty journal: whoever makes it can be killed on the way."""
 _LONGEST_BYTES = 1024
-_NO_MARK = (errno.ENOENT, errno.ELOOP, errno.ENXIO, None)
+_NO_MARK = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, None)
 """There is none, or it is no file."""
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _STATX_BYTES, _MASK_AT, _BTIME_AT = 256, 0, 80

@@ -120,7 +120,10 @@ async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
 
 async def _settle_session(books: Books) -> None:
     """One that cannot be trusted, or not be reached now, must not keep the others from their owner."""
-    books.workspace.refuse_foreign()  # there are no others where a job has its session
+    try:
+        books.workspace.refuse_foreign()  # who is refused has no other session there
+    except OSError:
+        return
     try:
         await books.load()
         await settle_open(books)

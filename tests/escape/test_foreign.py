@@ -318,3 +318,22 @@ def test_a_disk_that_cannot_be_read_is_not_told_as_somebody_elses(
         with pytest.raises(InvalidSetting, match="Input/output error"):
             acquire_shared(directory, home)
     acquire_shared(directory, home).release()
+
+
+def test_a_directory_for_a_mark_is_none(directory: Path, home: Path) -> None:
+    kept = own(directory, home)
+    (kept / "mark").unlink()
+    (kept / "mark").mkdir()
+
+    with pytest.raises(NotOurs, match="it came with the directory"):
+        acquire_shared(directory, home)
+
+
+def test_a_job_that_cannot_be_reached_now_is_left_for_later(
+    open_there: Callable[[], dict[str, str]], directory: Path, home: Path
+) -> None:
+    kept = own(directory, home)
+    forge(kept)
+    (kept / "sessions" / SESSION / "view").rmdir()
+
+    assert open_there() == {RUN: "unsettled"}

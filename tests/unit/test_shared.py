@@ -1,5 +1,6 @@
 """A directory of the user's as a workspace: where its files are, and that whoever publishes there is not led astray."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -44,8 +45,8 @@ class Disk:
     def changes(self) -> list[Change]:
         return layers.read_changes(self.stage, self.files, self.known)
 
-    def publish(self, changes: list[Change], *, redo: bool = False) -> None:
-        publish.publish(self.stage, self.files, changes, self.blobs, redo=redo)
+    def publish(self, changes: list[Change], *, redo: bool = False) -> list[str]:
+        return publish.publish(self.stage, self.files, changes, self.blobs, redo=redo)
 
 
 @pytest.fixture
@@ -334,3 +335,23 @@ def test_a_script_is_read_as_python_reads_it_and_knows_where_it_is(tmp_path: Pat
 def test_what_is_no_notebook_is_refused(document: bytes) -> None:
     with pytest.raises(InvalidSetting, match="no notebook"):
         scripts.code_cells(document, name="n.ipynb")
+
+
+def test_a_directory_of_another_users_that_came_in_the_way_is_left_to_him(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.stages("out", "new")
+    disk.stages("other", "new")
+    changes = disk.changes()
+    (disk.directory / "out").mkdir()
+    enter = Cursor.enter
+
+    def refused(cursor: Cursor, name: bytes) -> None:
+        if name == b"out":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        enter(cursor, name)
+
+    monkeypatch.setattr(Cursor, "enter", refused)
+
+    assert disk.publish(changes, redo=False) == ["out"]
+    assert (disk.directory / "other").read_text() == "new"

@@ -26,6 +26,7 @@ import secrets
 import stat
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
+from itertools import compress
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -133,9 +134,9 @@ class _Publishing:
         stay = {parts for parts in put if theirs.holds_more(parts, going, self._place)}
         if not stay:
             return changes
-        left = [change for change in changes if not stay.isdisjoint(_with_above(parts_of(change)))]
-        self.theirs += [change.path for change in left]
-        return [change for change in changes if change not in left]
+        goes_on = [stay.isdisjoint(_with_above(parts_of(change))) for change in changes]
+        self.theirs += [change.path for change, goes in zip(changes, goes_on, strict=True) if not goes]
+        return list(compress(changes, goes_on))
 
     def keep_old(self, changes: Iterable[Change], blobs: LocalBlobs, intact: Intact | None) -> None:
         for change in changes:

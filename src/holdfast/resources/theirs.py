@@ -42,7 +42,12 @@ def holds_more(parts: Parts, going: Mapping[Parts, Change], place: Cursor) -> bo
     old = look(name, dir_fd=place.fd) if place.go(parent) else None
     if old is None or not stat.S_ISDIR(old.st_mode):
         return False
-    place.enter(name)
+    try:
+        place.enter(name)
+    except PermissionError:  # another user's, and nobody knows what is in it
+        return True
+    except (FileNotFoundError, NotADirectoryError):  # removed in this very moment
+        return False
     found = place.walk(into=lambda *_: True)
     return any(not _goes(going.get((*parts, *below)), below[-1], status, place.fd) for below, status in found)
 
