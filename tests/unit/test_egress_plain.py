@@ -389,15 +389,15 @@ async def test_a_name_is_looked_up_once_and_leads_to_what_was_checked() -> None:
 
 async def test_a_client_without_a_list_is_told_what_to_do() -> None:
     async with serving("*.example.org", NAME) as way, way.proxy.open("run_7") as way.log, way.client() as client:
-        answer = await client.get("http://pypi.org/simple/?token=secret")
-        with pytest.raises(httpx2.ProxyError, match=r"not_allowed: pypi\.org:443 is not in this session's egress list"):
-            await client.get("https://pypi.org/simple/")
+        answer = await client.get("http://packages.example/simple/?token=secret")
+        with pytest.raises(httpx2.ProxyError, match=r"not_allowed: packages\.example:443 is not in this"):
+            await client.get("https://packages.example/simple/")
 
     assert (answer.status_code, answer.headers["x-holdfast-egress"]) == (403, "not_allowed")
     assert "Allowed: *.example.org, api.example.com." in answer.text
     assert 'egress=["api.example.com"]' in answer.text
     assert [(refusal.run, refusal.reason, refusal.target) for refusal in way.log.refusals] == [
-        ("run_7", "not_allowed", "http://pypi.org/simple/?..."),
-        ("run_7", "not_allowed", "pypi.org:443"),
+        ("run_7", "not_allowed", "http://packages.example/simple/?..."),
+        ("run_7", "not_allowed", "packages.example:443"),
     ]
     assert not way.noted
