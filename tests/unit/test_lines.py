@@ -73,3 +73,17 @@ async def test_descriptors_that_came_too_late_are_closed(ends: tuple[Line, socke
     await line.ask(QUESTION, [], timeout_s=10)
 
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_line_that_is_closed_is_closed_though_a_forked_child_has_a_copy(
+    ends: tuple[Line, socket.socket],
+) -> None:
+    """Else the keeper would live as long as whatever the application forked."""
+    line, keeper = ends
+    copy = os.dup(line._sock.fileno())
+    try:
+        line.close()
+        keeper.settimeout(10)
+        assert keeper.recv(1) == b""
+    finally:
+        os.close(copy)

@@ -92,6 +92,8 @@ class Line:
     def close(self) -> None:
         if self._sock.fileno() >= 0:
             anyio.notify_closing(self._sock)  # who waits for an answer: another line may have this number at once
+            with suppress(OSError):  # also where a child that the application forked has a copy of it
+                self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
