@@ -14,7 +14,7 @@ from typing import Any
 
 from scenarios import BASE, SCENARIOS
 
-from holdfast import Session, client, faults  # noqa: F401 (all of it is imported before points are noted)
+from holdfast import Session, client, faults, service  # noqa: F401 (all of it is imported before points are noted)
 
 passed: list[str] = []
 sessions: dict[str, Session] = {}
@@ -127,8 +127,15 @@ def wanted(line: socket.socket) -> bool:
                 line.send(b"%d" % pid)
 
 
+def make_no_spares() -> None:
+    """Whoever makes a spare kernel passes points as well, at any moment; and a point is known by how often it was
+    passed before."""
+    service.Service._refill = lambda *_: None  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     note_points()
+    make_no_spares()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         is_host = wanted(asked)
     if is_host:

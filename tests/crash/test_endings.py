@@ -21,8 +21,7 @@ def test_a_session_that_is_being_deleted_is_whole_or_gone(home: Path) -> None:
     for moment in moments(passed, thorough=True):
         before = host.ask("create", scenario="changes")
         host.dies("close", session=before.session, keep=False, at=moment.at)
-        # A point that others pass too, as who makes a spare kernel does, was reached before the session was touched or
-        # after: what is on the disk tells.
+        # Some points are passed before the session is touched and again afterwards: what is on the disk tells.
         is_gone = not (home / "sessions" / before.session).exists()
         assert is_gone or not moment.at.startswith((GONE, *AFTERWARDS)), moment.at
         found.add("gone" if is_gone else "whole")
