@@ -14,6 +14,7 @@ from holdfast.config import Limits, Settings
 from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown
 from holdfast.home import acquire
 from holdfast.opening import open_service
+from holdfast.resources.descent import identity_of
 from holdfast.resources.workspace import Workspace
 from holdfast.service import Service
 from holdfast.sessions import LiveSession
@@ -133,7 +134,8 @@ async def test_a_sessions_directory_lasts_before_the_journal_knows_of_it(
     sync, register = durable.sync_directory, Books.register
 
     def note_sync(directory: int | Path) -> None:
-        steps.append(directory)
+        status = os.fstat(directory) if isinstance(directory, int) else directory.stat()
+        steps.append(identity_of(status))
         sync(directory)
 
     def note_register(books: Books) -> None:
@@ -146,6 +148,7 @@ async def test_a_sessions_directory_lasts_before_the_journal_knows_of_it(
     try:
         session = await service.create_session(limits=LIMITS, env=lean)
         before = steps[: steps.index("registered")]
-        assert {session.workspace.files.root, session.workspace.path, service.home.sessions} <= set(before)
+        lasting = (session.workspace.files.root, session.workspace.path, service.home.sessions)
+        assert {identity_of(path.stat()) for path in lasting} <= set(before)
     finally:
         await service.close()
