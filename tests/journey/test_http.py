@@ -280,7 +280,7 @@ def test_only_so_many_runs_wait_in_a_session(strict: Any) -> None:
 
 def test_a_slow_reader_holds_the_run_back_and_gets_all_of_it(http: httpx2.Client, at: str) -> None:
     code = "for i in range(10_000): print(f'{i:05}' * 800)"  # 40 MB: more than is kept, and than sockets hold
-    with following(http, at, code, timeout=60) as told:
+    with following(http, at, code, timeout=110) as told:
         began = next(told)
         time.sleep(1)  # nobody reads: whatever the sockets do not hold waits in the sandbox
         assert http.get(at).json()["running"] == began["run"]
