@@ -71,9 +71,9 @@ class LiveSession:
         """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
-        self._queue = anyio.Lock(fast_acquire=True)
+        self._queue = asyncio.Lock()
         """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
-        self._turn = anyio.Lock(fast_acquire=True)
+        self._turn = asyncio.Lock()
         self.asked_at = time.monotonic()
         """When somebody asked it for something last, by whatever face."""
         self._caller: asyncio.Task[Any] | None = None
@@ -218,9 +218,10 @@ class LiveSession:
             try:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
-                with anyio.CancelScope(shield=True):  # a kernel or snapshot half made is no use to whoever comes next
-                    await self._ensure_kernel()
-                    await self._protect_the_beginning()
+                if self.computer.now is None or self.computer.pristine:
+                    with anyio.CancelScope(shield=True):  # a kernel half made is no use to whoever comes next
+                        await self._ensure_kernel()
+                        await self._protect_the_beginning()
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 try:
                     yield self.computer

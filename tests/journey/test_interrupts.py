@@ -304,7 +304,7 @@ def test_closing_ends_what_runs() -> None:
 
 def wait_for_queue(session: Session, *, of: int) -> None:
     live = session._session._transport._session
-    while live._queue.statistics().tasks_waiting < of:
+    while len(live._queue._waiters or ()) < of:
         time.sleep(0.005)
 
 
@@ -369,7 +369,7 @@ class Held:
 
 @pytest.mark.parametrize("mode", ["strict", "notebook"])
 @pytest.mark.parametrize("protected", [True, False])
-@pytest.mark.parametrize("step", [(transaction, "changed_outside"), (LiveSession, "_ensure_kernel")])
+@pytest.mark.parametrize("step", [(transaction, "changed_outside"), (LiveSession, "_refuse_if_unfit")])
 def test_an_interrupt_before_the_code_begins_ends_the_run_and_nothing_of_it_runs(
     session: Session, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str], protected: bool, mode: Mode
 ) -> None:

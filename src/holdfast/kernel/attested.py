@@ -12,6 +12,8 @@ _MOST_LEFT_OVER = 4096
 _SO_PASSRIGHTS = 83
 _CREDENTIALS = struct.Struct("iii")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
+_CUT_SHORT = int(socket.MSG_TRUNC)  # plain numbers: an enum's `&` is a dozen calls, for every packet
+_ATTESTED = int(socket.SOL_SOCKET), int(socket.SCM_CREDENTIALS)
 
 
 def hear_only_words(sock: socket.socket) -> None:
@@ -25,10 +27,10 @@ def hear_only_words(sock: socket.socket) -> None:
 def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:
     """One packet and the pid of its sender, as our pid namespace numbers it."""
     data, ancillary, flags, _ = sock.recvmsg(size, _ROOM)
-    if flags & socket.MSG_TRUNC:
+    if flags & _CUT_SHORT:
         raise framing.ProtocolViolation("a packet that is too long")
     for level, kind, value in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+        if (level, kind) == _ATTESTED:
             return data, _CREDENTIALS.unpack(value)[0]
     return data, 0
 

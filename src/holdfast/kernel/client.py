@@ -103,17 +103,22 @@ class Kernel:
         return [*kept, *self._news()]
 
     def _news(self) -> list[Happening]:
-        ready = {fd for fd, _ in self._epoll.poll(0)}
+        if not (ready := self._ready()):
+            return []
         pressed = self._read_pressure(ready)
         messages = self._read_messages() if self._control.fileno() in ready else []
         deaths = self._read_reports() if self._reports.fileno() in ready else []
         # The pipes last, but first in line: a cell flushes before it sends.
         return [*self.read_pipes(), *pressed, *messages, *deaths]
 
+    def _ready(self) -> set[int]:
+        return {fd for fd, _ in self._epoll.poll(0)}
+
     def read_pipes(self) -> list[Happening]:
         """What the pipes hold now, up to a bound."""
         printed: list[Happening] = []
-        for fd, stream in list(self._pipes.items()):
+        ready = self._ready()  # asked anew: what is printed may be there only since a message was read
+        for fd, stream in [each for each in self._pipes.items() if each[0] in ready]:
             for _ in range(_READS_PER_ROUND):
                 try:
                     data = os.read(fd, _READ_BYTES)
@@ -347,6 +352,8 @@ class Kernel:
                 body = self._assembler.feed(packet)
                 if body is not None:
                     messages.append(framing.decode(body, _decoder))
+                    if isinstance(messages[-1], wire.Finished):  # its last word, nearly always
+                        break
         except (BlockingIOError, InterruptedError):
             pass
         except ConnectionResetError:
