@@ -58,7 +58,7 @@ class _Engine:
         self.loop.call_soon_threadsafe(self._begin, verb, future)
 
     def _begin(self, verb: Verb[T], future: "Future[T]") -> None:
-        task = self.loop.create_task(_carry_out(self.loop, verb, future))
+        task = self.loop.create_task(_carry_out(verb, future))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
@@ -101,20 +101,30 @@ class _Engine:
             await asyncio.wait(ending)
 
 
-async def _carry_out(loop: asyncio.AbstractEventLoop, verb: Verb[T], future: "Future[T]") -> None:
-    """Cancelled by its scope, so that what is shielded stays shielded."""
-    with anyio.CancelScope() as scope:
-        future.add_done_callback(lambda done: loop.call_soon_threadsafe(scope.cancel) if done.cancelled() else None)
-        try:
-            result = await verb()
-        except BaseException as error:
-            with contextlib.suppress(InvalidStateError):  # cancelled: nobody waits for it
-                future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            with contextlib.suppress(InvalidStateError):
-                future.set_result(result)
+async def _carry_out(verb: Verb[T], future: "Future[T]") -> None:
+    try:
+        result = await verb()
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):  # cancelled: nobody waits for it
+            future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(result)
+
+
+def _ending_with(future: "Future[T]", verb: Verb[T]) -> Verb[T]:
+    """Cancelled with the future; by a scope, so that what is shielded stays shielded."""
+
+    async def carry_out() -> T:
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+            future.add_done_callback(lambda done: loop.call_soon_threadsafe(scope.cancel) if done.cancelled() else None)
+            return await verb()
+        raise asyncio.CancelledError
+
+    return carry_out
 
 
 _engine: _Engine | None = None
@@ -123,8 +133,8 @@ _starting = threading.Lock()
 
 
 def start(verb: Verb[T], future: "Future[T]") -> None:
-    """Have the engine carry out a verb; cancelling the future cancels it. Who makes that has it also where Ctrl-C comes
-    in the midst of this, when the verb may have begun."""
+    """Have the engine carry out a verb. Who makes the future has it also where Ctrl-C comes in the midst of this, when
+    the verb may have begun."""
     _running().start(verb, future)
 
 
@@ -132,7 +142,7 @@ def wait(verb: Verb[T]) -> T:
     """The same, and wait for it. Ctrl-C ends it."""
     future: Future[T] = Future()
     try:
-        start(verb, future)
+        start(_ending_with(future, verb), future)
         return outcome(future)
     except KeyboardInterrupt:
         future.cancel()
@@ -152,7 +162,7 @@ def outcome(future: "Future[T]") -> T:
 async def run(verb: Verb[T]) -> T:
     """The same, without blocking the caller's event loop."""
     future: Future[T] = Future()
-    start(verb, future)
+    start(_ending_with(future, verb), future)
     return await asyncio.wrap_future(future)
 
 

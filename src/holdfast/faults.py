@@ -16,6 +16,10 @@ def arm(at: str) -> None:
     _left = int(times or 1)
 
 
+def is_armed() -> bool:
+    return _left > 0
+
+
 def crashpoint(name: str) -> None:
     """Die here, if a test says so."""
     global _left

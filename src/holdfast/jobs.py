@@ -193,7 +193,7 @@ async def take_in(books: Books, files: Mapping[str, FileEntry]) -> list[Change]:
     verified = msgspec.structs.replace(verified, receipt=statement(facts))
     await books.in_thread(lambda: write_manifest(books, after))
     books.open[planned.run] = [planned]
-    await settle_at_once(books, verified, planned, done)
+    await settle_at_once(books, planned, verified, planned, done, after=after)
     await books.load()  # what was changed outside cannot be brought back: how far one can walk back is another now
     return changes
 

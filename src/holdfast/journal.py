@@ -32,7 +32,7 @@ from typing import TypeVar
 
 import anyio.to_thread
 
-from holdfast.faults import crashpoint
+from holdfast.faults import crashpoint, is_armed
 from holdfast.store.rows import AnyWrite, Append
 from holdfast.store.sqlite import Store
 
@@ -80,6 +80,8 @@ class Journal:
         # Failures that nobody waited for, until the session's next unit takes them. Of whoever is writing.
         self._untold: dict[str, BaseException] = {}
         self._usual_s = _QUICK_S
+        self._latest: set[str] = set()
+        """Whose writes were in the last commit: a session that was alone in it probably is so still."""
         self._lingers = False
         self._ended = False
         self._reading = threading.Lock()
@@ -94,9 +96,10 @@ class Journal:
 
     async def _push(self, writes: Sequence[AnyWrite], *, session: str | None = None) -> "asyncio.Future[None]":
         waiter = asyncio.get_running_loop().create_future()
-        self._enqueue(_Unit(writes, waiter, session=session))
+        unit = _Unit(writes, waiter, session=session)
+        self._enqueue(unit)
         try:
-            if self._usual_s < _QUICK_S:
+            if self._usual_s < _QUICK_S and unit.sessions != self._latest:
                 await asyncio.sleep(0)  # whoever else is ready to append gets into the same commit
         finally:
             if not waiter.done() and not self._write_here():
@@ -201,11 +204,11 @@ class Journal:
             started = time.monotonic()
             self._commit(units)
             self._usual_s += (time.monotonic() - started - self._usual_s) * _USUAL
+            self._latest = set().union(*(unit.sessions for unit in units))
             _tell(units)
 
     def _commit(self, units: list[_Unit]) -> None:
-        tags = {tag for unit in units for tag in unit.tags}
-        _pass("journal.{}.before", tags)
+        _pass("journal.{}.before", units)
         try:
             self._write(units)
         except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
@@ -215,7 +218,7 @@ class Journal:
                 else:  # who only waits is told of his own
                     self._check_told(unit)
             return
-        _pass("journal.{}.after", tags)
+        _pass("journal.{}.after", units)
 
     def _write(self, units: list[_Unit]) -> None:
         if not any(unit.writes for unit in units):
@@ -248,9 +251,10 @@ class Journal:
                 self._untold.pop(session, None)
 
 
-def _pass(point: str, tags: Iterable[str]) -> None:
-    for tag in sorted(tags):
-        crashpoint(point.format(tag))
+def _pass(point: str, units: Iterable[_Unit]) -> None:
+    if is_armed():
+        for tag in sorted({tag for unit in units for tag in unit.tags}):
+            crashpoint(point.format(tag))
 
 
 def _tell(units: list[_Unit]) -> None:

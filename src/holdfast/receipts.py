@@ -24,6 +24,8 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 class Sealed(Noun, frozen=True, kw_only=True):
     """A signed receipt, as it is stored."""
 
+    body: bytes
+    """The statement in it."""
     envelope: bytes
     sha256: str
 
@@ -75,20 +77,24 @@ class _Stated(msgspec.Struct, frozen=True, kw_only=True):
 def seal(body: bytes, key: SigningKey) -> Sealed:
     """Sign a statement. The same body and key give the same bytes."""
     envelope = _write(body, signature=key.sign(_signed_bytes(body)), key_id=key.key_id)
-    return Sealed(envelope=envelope, sha256=hashlib.sha256(envelope).hexdigest())
+    return Sealed(body=body, envelope=envelope, sha256=hashlib.sha256(envelope).hexdigest())
 
 
 def receipt(envelope: bytes) -> Receipt:
     """A stored envelope, as callers see it. Its signature is not looked at."""
     body = _decode(_read(envelope).payload)
+    return as_seen(Sealed(body=body, envelope=envelope, sha256=hashlib.sha256(envelope).hexdigest()))
+
+
+def as_seen(sealed: Sealed) -> Receipt:
+    """The same of one that is at hand."""
     try:
-        stated = msgspec.json.decode(body, type=_Stated).predicate
+        stated = msgspec.json.decode(sealed.body, type=_Stated).predicate
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _refused("its payload is no statement of ours") from error
     return Receipt(
-        sha256=hashlib.sha256(envelope).hexdigest(), number=stated.number,
-        previous=stated.previous.sha256 if stated.previous else "",
-        statement=msgspec.json.decode(body), envelope=envelope.decode(),
+        sha256=sealed.sha256, number=stated.number, previous=stated.previous.sha256 if stated.previous else "",
+        statement=msgspec.json.decode(sealed.body), envelope=sealed.envelope.decode(),
     )  # fmt: skip
 
 

@@ -105,17 +105,17 @@ async def settle_open(
         await settle(books, run, redo=True, **back)
 
 
-async def settle_at_once(books: Books, verified: Verified, *records: AnyRecord, result: bytes = b"") -> Settlement:
+async def settle_at_once(
+    books: Books, planned: Planned, verified: Verified, *records: AnyRecord, after: State, result: bytes = b""
+) -> Settlement:
     """A run that changed no file, or that found its changes in place, has nothing to publish: its last records are one
-    write."""
-    told = story([*books.open[verified.run], verified])
-    after = state_after(books.state, verified)
+    write. `after` is where it leads."""
     receipt = seal(verified.receipt, books.key)
-    settled = _settled(told.planned, after, receipt, status=verified.status)
+    settled = _settled(planned, after, receipt, status=verified.status)
     await books.journal.append(
         *books.note(*records, verified, settled),
         *results(books, verified.run, result),
-        *_writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names),
+        *_writes(books, planned, after, receipt, changes=verified.changes, names=verified.names),
     )
     books.adopt(sealed(after, receipt.sha256))
     books.count_sent(books.open.pop(verified.run))

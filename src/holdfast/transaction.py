@@ -30,7 +30,7 @@ from holdfast.model import Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan, card_of
 from holdfast.preflight import check_syntax
-from holdfast.receipts import receipt
+from holdfast.receipts import as_seen
 from holdfast.records import Change, Executed, RunCard, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
@@ -266,17 +266,15 @@ class _Transaction:
                 may_have_happened=self.departures.before,
             ),
         )  # fmt: skip
-        settlement = await self._write_down(done, verified, ended)
+        settlement = await self._write_down(done, verified, after, ended)
         self.computer.pristine = False
         noted = checks.from_late_changes(settlement.theirs)
-        return msgspec.structs.replace(
-            ended, receipt=receipt(settlement.receipt.envelope), checks=[*ended.checks, *noted]
-        )
+        return msgspec.structs.replace(ended, receipt=as_seen(settlement.receipt), checks=[*ended.checks, *noted])
 
-    async def _write_down(self, done: Executed, verified: Verified, ended: Run) -> Settlement:
+    async def _write_down(self, done: Executed, verified: Verified, after: State, ended: Run) -> Settlement:
         answer = once.encode(ended, self.request)
         if not verified.changes:
-            return await settle_at_once(self.books, verified, done, result=answer)
+            return await settle_at_once(self.books, self.plan.record, verified, done, after=after, result=answer)
         same_inode = await self.books.in_thread(lambda: self._prepare(verified.changes))
         crashpoint("run.prepared")
         await self.books.journal.append(*self.books.note(done, verified), *results(self.books, self.id, answer))
@@ -342,7 +340,7 @@ class _Transaction:
         )  # fmt: skip
         if settlement.saved or settlement.theirs:
             self.session.published = True
-        return msgspec.structs.replace(ended, receipt=receipt(settlement.receipt.envelope))
+        return msgspec.structs.replace(ended, receipt=as_seen(settlement.receipt))
 
     async def _settle_back(self, **how: Unpack[RolledBack]) -> Settlement:
         try:

@@ -22,7 +22,7 @@ from holdfast.expectations import PathLike
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.model import HistoryEntry, Memory
-from holdfast.receipts import Receipt, receipt
+from holdfast.receipts import Receipt, as_seen
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
 from holdfast.recovery import files_at, resolve
 from holdfast.resources.descent import Parts, open_file
@@ -236,7 +236,7 @@ async def _change(
             settlement = await _commit(session, planned, staged)
             written = Written(
                 id=planned.run, version=settlement.settled.version, ckpt=settlement.settled.ckpt,
-                receipt=receipt(settlement.receipt.envelope), outside=[*outside, *staged.on_host],
+                receipt=as_seen(settlement.receipt), outside=[*outside, *staged.on_host],
                 outputs=[change for change in in_data(staged.changes) if change.kind != "directory"],
             )  # fmt: skip
             if back_to is not None:
