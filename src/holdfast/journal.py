@@ -13,8 +13,9 @@ of it or nothing. Units become durable in the order in which they were queued, m
 wait. A commit that failed is not tried again: everyone in it is told.
 
 A plan that nobody waits for and nobody watches (`append_soon`) lingers for a few milliseconds: most runs are over by
-then, and it is in the commit that has their end. It keeps its place in the order. A host that dies meanwhile leaves no
-word of that run, and nothing else of it either: what could last comes after `Verified`, and that is behind the plan.
+then, and it is in the commit that has their end. It keeps its place in the order, and is staged for that commit at
+once: there is time for it while the code runs. A host that dies meanwhile leaves no word of that run, and nothing else
+of it either: what could last comes after `Verified`, and that is behind the plan.
 
 Where a commit takes a millisecond, whoever waits for it makes it, in the event loop: to wake a thread and be woken by
 it takes longer. Where it takes more, and for what nobody waits for, there is a thread.
@@ -77,6 +78,8 @@ class Journal:
         # So that nothing is queued behind the end: its caller would wait for ever.
         self._gate = threading.Lock()
         self._writing = threading.Lock()
+        self._staged: list[_Unit] = []
+        """In the store's next commit already. Of whoever is writing."""
         # Failures that nobody waited for, until the session's next unit takes them. Of whoever is writing.
         self._untold: dict[str, BaseException] = {}
         self._usual_s = _QUICK_S
@@ -114,13 +117,18 @@ class Journal:
     def append_soon(self, *writes: AnyWrite) -> None:
         """The same, in one commit with what is appended next; or alone, if that is long in coming."""
         self._enqueue(_Unit(writes, None))
+        if self._writing.acquire(blocking=False):
+            try:
+                self._stage_queued()
+            finally:
+                self._writing.release()
         if not self._lingers:
             self._lingers = True
             asyncio.get_running_loop().call_later(_LINGER_S, self._write_lingering)
 
     def _write_lingering(self) -> None:
         self._lingers = False
-        if self._queue:
+        if self._queue or self._staged:
             self._bell.put(True)
 
     async def wait_written(self, session: str) -> None:
@@ -196,43 +204,49 @@ class Journal:
 
     def _write_queued(self) -> None:
         """All that waits, in one commit."""
-        units: list[_Unit] = []
-        with suppress(IndexError):
-            while True:
-                units.append(self._queue.popleft())
+        started = time.monotonic()
+        self._stage_queued()
+        units, self._staged = self._staged, []
         if units:
-            started = time.monotonic()
             self._commit(units)
             self._usual_s += (time.monotonic() - started - self._usual_s) * _USUAL
             self._latest = set().union(*(unit.sessions for unit in units))
             _tell(units)
 
+    def _stage_queued(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._stage(self._queue.popleft())
+
+    def _stage(self, unit: _Unit) -> None:
+        self._staged.append(unit)
+        if not self._check_told(unit) or not unit.writes:
+            return
+        try:
+            self._store.stage(unit.writes)
+        except ValueError as error:
+            self._fail(unit, error)
+        except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
+            self._fail_all(self._staged, error)
+
     def _commit(self, units: list[_Unit]) -> None:
         _pass("journal.{}.before", units)
+        if not any(unit.writes and unit.error is None for unit in units):
+            self._store.abandon()
+            return
         try:
-            self._write(units)
-        except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
-            for unit in units:
-                if unit.writes:
-                    self._fail(unit, unit.error or error)
-                else:  # who only waits is told of his own
-                    self._check_told(unit)
+            self._store.commit()
+        except Exception as error:  # as above
+            self._fail_all(units, error)
             return
         _pass("journal.{}.after", units)
 
-    def _write(self, units: list[_Unit]) -> None:
-        if not any(unit.writes for unit in units):
-            for unit in units:
+    def _fail_all(self, units: list[_Unit], error: BaseException) -> None:
+        for unit in units:
+            if unit.writes:
+                self._fail(unit, unit.error or error)
+            else:  # who only waits is told of his own
                 self._check_told(unit)
-            return
-        with self._store.transaction() as apply:
-            for unit in units:
-                if not self._check_told(unit):
-                    continue
-                try:
-                    apply(unit.writes)
-                except ValueError as error:
-                    self._fail(unit, error)
 
     def _check_told(self, unit: _Unit) -> bool:
         """Whether no earlier failure is in the way; if one is, it becomes this unit's own."""

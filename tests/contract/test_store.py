@@ -184,11 +184,11 @@ def test_runs_are_listed_in_the_order_of_their_plans(store: Store) -> None:
 
 
 def test_one_refused_list_does_not_stop_the_others_of_a_transaction(store: Store) -> None:
-    with store.transaction() as apply:
-        apply(appended(planned("r1")))
-        with pytest.raises(ValueError, match="cannot follow"):
-            apply(appended(planned("r2"), verified("r2")))
-        apply(appended(executed("r1")))
+    store.stage(appended(planned("r1")))
+    with pytest.raises(ValueError, match="cannot follow"):
+        store.stage(appended(planned("r2"), verified("r2")))
+    store.stage(appended(executed("r1")))
+    store.commit()
 
     assert store.records("r1") == [planned("r1"), executed("r1")]
     assert store.records("r2") == []
@@ -346,9 +346,8 @@ def test_what_was_written_survives_the_death_of_the_writer(path: Path) -> None:
             "from holdfast.store.rows import PutResult\n"
             "store = Store(Path(sys.argv[1]))\n"
             "store.write([PutResult(session='s1', run='r1', body=b'kept')])\n"
-            "with store.transaction() as apply:\n"
-            "    apply([PutResult(session='s1', run='r2', body=b'not committed')])\n"
-            "    os.kill(os.getpid(), 9)",
+            "store.stage([PutResult(session='s1', run='r2', body=b'not committed')])\n"
+            "os.kill(os.getpid(), 9)",
             str(path),
         ]
     )
@@ -501,8 +500,8 @@ def steps_of_a_commit(store: Store, run: str) -> int:
 
 def test_a_commit_costs_the_same_after_many_runs(store: Store) -> None:
     first = steps_of_a_commit(store, "first")
-    with store.transaction() as apply:
-        for number in range(20_000):
-            apply(appended(planned(f"r{number}"), settled(f"r{number}")))
+    for number in range(20_000):
+        store.stage(appended(planned(f"r{number}"), settled(f"r{number}")))
+    store.commit()
 
     assert steps_of_a_commit(store, "last") <= first * 1.1

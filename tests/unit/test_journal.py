@@ -166,6 +166,37 @@ async def test_what_lingered_and_failed_is_told_with_the_next(journal: Journal) 
         await journal.append(planned("r1"))
 
 
+async def test_what_lingers_is_staged_at_once_and_nobody_sees_it_before_its_commit(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.journal._LINGER_S", 60.0)
+    journal.append_soon(planned("r1"))
+
+    assert journal._store.runs("s1") == ["r1"]
+    assert await journal.read(lambda store: store.runs("s1")) == []
+
+    await journal.append(executed("r1"))
+    assert tags(await journal.read(lambda store: store.records("r1"))) == ["Planned", "Executed"]
+
+
+async def test_a_disk_that_is_full_when_something_is_staged_fails_all_of_that_commit_and_none_after_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> NoReturn:
+        raise DiskFull("the disk is full (journal)", hint="free space")
+
+    journal.append_soon(planned("r1", "s1"))
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._store, "_apply_whole", fails)
+        journal.append_soon(planned("r2", "s2"))
+    for session in ("s1", "s2"):
+        with pytest.raises(DiskFull):
+            await journal.wait_written(session)
+
+    await journal.append(planned("r3", "s1"))
+    assert await journal.read(lambda store: store.runs("s1") + store.runs("s2")) == ["r3"]
+
+
 async def test_fifty_at_once_are_synced_far_less_often_than_one_by_one(watched_disk: WatchedDisk, path: Path) -> None:
     watched_disk.run(
         PRELUDE
@@ -234,7 +265,7 @@ async def test_who_only_waits_does_not_fail_with_what_another_writes(
         raise DiskFull("the disk is full (journal)", hint="free space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal._store, "transaction", fails)
+        patched.setattr(journal._store, "commit", fails)
         with journal._writing:  # so that one commit has all of it
             journal.append_nowait(planned("r1", "s1"))
             waiting = [asyncio.create_task(journal.wait_written(session)) for session in ("s1", "s2")]

@@ -64,29 +64,47 @@ class Store:
 
     def write(self, writes: Sequence[AnyWrite]) -> None:
         """All of them, durably, or none. ValueError: a record that is not legal here."""
-        with self.transaction() as apply:
-            apply(writes)
+        try:
+            self.stage(writes)
+        except ValueError:
+            self.abandon()
+            raise
+        self.commit()
 
     @property
     def is_broken(self) -> bool:
         """A sync failed, and nothing is written any more."""
         return self._broken is not None
 
-    @contextmanager
-    def transaction(self) -> Iterator[Callable[[Sequence[AnyWrite]], None]]:
-        """Several lists of writes in one commit. A list that is refused (ValueError) leaves nothing behind, and may
-        be passed over: the others are written."""
+    def stage(self, writes: Sequence[AnyWrite]) -> None:
+        """Into the next commit. A list that is refused (ValueError) leaves nothing behind, and what was staged before
+        it stays so; any other failure takes all of it along."""
         if self._broken:
             raise self._broken
-        with self._failures_told():
-            self._db.execute("begin immediate")
-            try:
-                yield self._apply_whole
+        try:
+            with self._failures_told():
+                if not self._db.in_transaction:
+                    self._db.execute("begin immediate")
+                self._apply_whole(writes)
+        except ValueError:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self) -> None:
+        """All that is staged, durably, or none of it."""
+        try:
+            with self._failures_told():
                 self._db.execute("commit")
-            except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it already
-                    self._db.execute("rollback")
-                raise
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Nothing is staged any more."""
+        if self._db.in_transaction:  # a full disk may have ended it already
+            self._db.execute("rollback")
 
     def _apply_whole(self, writes: Sequence[AnyWrite]) -> None:
         self._db.execute("savepoint list")
