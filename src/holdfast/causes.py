@@ -8,7 +8,7 @@ import signal
 import msgspec
 
 from holdfast.kernel import wire
-from holdfast.kernel.conduct import Outcome
+from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
 from holdfast.preflight import ipython
 

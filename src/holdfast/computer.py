@@ -5,7 +5,7 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -22,17 +22,16 @@ from holdfast.executions import Aftermath, Execution, Gauges, gauge
 from holdfast.guards import DiskGuard, MemoryWatchdog
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.conduct import Ask, Conduct, Emit, Guard, Meanwhile, Outcome, Stop, nothing
+from holdfast.kernel.conduct import Ask, Conduct, Emit, Meanwhile, nothing
+from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput, forget_oldest_logs
 from holdfast.kernel.saves import OnSave
 from holdfast.kernel.stops import IsFollowed, Stops, never
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
-from holdfast.resources import layers
-from holdfast.resources.descent import Parts
-from holdfast.resources.handles import still_held
 from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
+from holdfast.resources.staging import Staging
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.strays import kill_left, strays
@@ -57,8 +56,7 @@ class Computer:
         self.limits = limits
         self.workspace = workspace
         self.way = WayOut(past_proxy)
-        self.stage, self.stage_path = "", workspace.stage_path("")
-        """The layer that changes go to."""
+        self.staging = Staging(workspace)
         self.now: Incarnation | None = None
         self.protection: Protection
         self.pristine = True
@@ -69,10 +67,6 @@ class Computer:
         self._session = session
         self._node = node
         self.stops = Stops()
-        self.same_inode: frozenset[Parts] = frozenset()
-        """Files that the last commit left in the guest's hands, until it has opened them anew."""
-        self.untouched: dict[int, int] = {}
-        """Files in the layer that only lie there because they are open: see `layers.touched_last`."""
         self._at_rest = False
         """Frozen until the next turn."""
         self._gauges: Gauges | None = None
@@ -81,8 +75,6 @@ class Computer:
         """A process of this kernel outlived its kill: nobody waits for it again."""
         self._haunted = False
         """So did one of an earlier kernel: it has our ids still, and nobody else is to get them."""
-        self._left: list[str] = []
-        """Layers that nothing is mounted on any more."""
 
     @property
     def memory_cap(self) -> MemoryCap:
@@ -98,9 +90,9 @@ class Computer:
     async def renew(self) -> Incarnation:
         """A fresh kernel in place of the present one, if any, on a fresh layer."""
         await self.end_kernel()
-        await self._lay_stage()
+        await self.staging.lay()
         self.now = await self._node.fork(
-            self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.stage,
+            self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.staging.name,
             shared=self.workspace.shared, past_proxy=self.way.past_proxy,
         )  # fmt: skip
         self.protection = Protection(
@@ -150,7 +142,10 @@ class Computer:
         )
         conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
         async with self._way_out(departures):
-            return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
+            with self._node.at_work():
+                return await self._carry_out(
+                    conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed
+                )
 
     async def probe(
         self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float, departures: Departures | None = None
@@ -176,8 +171,9 @@ class Computer:
         self.protection.kept.woken = frozenset()
         try:
             outcome = await conduct.run(
-                request, timeout_s=timeout_s, guards=self._guards(), wake=self.thaw, meanwhile=meanwhile
-            )
+                request, timeout_s=timeout_s, guards=self._guards(), wake=self.thaw, meanwhile=meanwhile,
+                eager=self._node.has_time,
+            )  # fmt: skip
         except BaseException as error:
             given_up = error
             self.thaw()  # it may not have come to that, and who is frozen does not end
@@ -187,8 +183,7 @@ class Computer:
             self.stops.end()
             conduct.output.close()
         self.stops.expect(given_up is None and outcome.finished is not None and then(explain(outcome)))
-        left = set(cgroup.pids()) - self.protection.keep
-        if left or outcome.finished is None or self.has_changes() or self.disk.has_written():
+        if outcome.finished is None or self.look_around():
             with anyio.CancelScope(shield=True):
                 outcome = await self._check_disk(outcome)
                 try:
@@ -213,14 +208,20 @@ class Computer:
             given_up=given_up,
         )
 
+    def look_around(self) -> bool:
+        """Whether there is anything to clear up or to measure: a process that is left, something on the disk."""
+        left = set(self.pids()) - self.protection.keep
+        return bool(left) or self.staging.has_changes() or self.disk.has_written()
+
+    @property
+    def has_time(self) -> bool:
+        """Its kernel is the only one at work on this machine, and does not need our processor."""
+        return self._node.has_time
+
     def next_turn(self) -> int:
         """Requests are numbered, so that a belated reply ends no other."""
         self.kernel.turn += 1
         return self.kernel.turn
-
-    def has_changes(self) -> bool:
-        """Whether anything was written to disk since the layer was laid."""
-        return layers.has_changes(self.stage_path, shared=self.workspace.shared is not None)
 
     def resting(self) -> AbstractAsyncContextManager[None]:
         """A place among those that are put to rest at a time, on this machine."""
@@ -255,15 +256,15 @@ class Computer:
         before = await names_of(kernel) if alive and kernel.is_alive() else {}
         woken, unprotected = (None, None) if was_pristine or self._stuck else await self._wake()
         if woken is not None:
-            await self._note_untouched()
+            await self.staging.note_untouched()
             after = await names_of(kernel)
             taken_back = [n for n, value in before.items() if n not in after or after[n].address != value.address]
             return Aftermath(memory="restored", discarded=sorted(taken_back), not_restored=woken.not_restored)
         try:
-            await self._follow(self.stage_path, self.renew)
+            await self._follow(self.staging.path, self.renew)
         except HoldfastError:  # a run's result is not lost with it; the next request tries again
             self.now = None
-            self._leave_stage("")  # it may be what fills the disk
+            self.staging.leave()  # it may be what fills the disk
         return Aftermath(
             memory="restored" if was_pristine else "lost", discarded=sorted(before), unprotected=unprotected
         )
@@ -282,14 +283,14 @@ class Computer:
         """After the layer was published: a fresh one over the files, and the guest's open files on it."""
         if self.now is None:
             return
-        await self._lay_stage()
+        await self.staging.lay()
         await self._mount_stage(self.now.kernel)
         self.thaw()
         restaged = await self.now.kernel.restage(_QUICK_S)
-        if restaged is None or await self._holds_committed_files():
+        if restaged is None or await self.staging.holds_committed_files():
             return await self.end_kernel()
         self.not_reopened = restaged.not_reopened
-        await self._note_untouched()
+        await self.staging.note_untouched()
 
     async def protect(self, version: int) -> None:
         """A snapshot of the kernel as it is now, at this version. What nothing has run in needs none, but to go back
@@ -305,7 +306,7 @@ class Computer:
             woken = await self.protection.go_back(version, self._next_layer)
         self.not_reopened = []
         if woken is not None:
-            await self._note_untouched()
+            await self.staging.note_untouched()
             return Aftermath(memory="restored", not_restored=woken.not_restored)
         with suppress(HoldfastError):  # the next request tries again
             await self.renew()
@@ -316,35 +317,12 @@ class Computer:
         """The kernel was a snapshot, and has none itself."""
         return self.now is not None and bool(self.protection.kept.woken)
 
-    async def sweep(self, *, wanted: Collection[str]) -> None:
-        """Remove the layers that are done with; not those that a run has still to be published from."""
-        for name in [name for name in self._left if name not in wanted]:
-            await anyio.to_thread.run_sync(discard, self.workspace.stage_path(name))
-            self._left.remove(name)
-
     # -- parts -------------------------------------------------------------------------------------------------
-
-    async def _holds_committed_files(self) -> bool:
-        held, self.same_inode = self.same_inode, frozenset()
-        return bool(held and await anyio.to_thread.run_sync(still_held, self.workspace.files, held))
-
-    async def _note_untouched(self) -> None:
-        """What is open for writing was copied into the layer when it was opened anew; that alone is no change."""
-        if self.has_changes():
-            self.untouched = await anyio.to_thread.run_sync(layers.touched_last, self.stage_path)
-
-    async def _lay_stage(self) -> None:
-        self._leave_stage(await anyio.to_thread.run_sync(self.workspace.new_stage))
-
-    def _leave_stage(self, following: str) -> None:
-        if self.stage:
-            self._left.append(self.stage)
-        self.stage, self.stage_path, self.untouched = following, self.workspace.stage_path(following), {}
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
-        if self.has_changes():
-            await self._follow(self.stage_path, self._next_layer)
+        if self.staging.has_changes():
+            await self._follow(self.staging.path, self._next_layer)
 
     async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:
         """Lay another layer; if that is refused, once more without the dead one, which may be what leaves no room."""
@@ -357,7 +335,7 @@ class Computer:
 
     async def _next_layer(self) -> None:
         if self.now is not None:
-            await self._lay_stage()
+            await self.staging.lay()
             await self._mount_stage(self.now.kernel)
 
     async def _make_room(self) -> bool:
@@ -385,7 +363,7 @@ class Computer:
     async def _mount_stage(self, kernel: Kernel) -> None:
         workspace = self.workspace
         guest = self.ids.file_owner
-        await self._node.stage(kernel, workspace.path, self.stage, shared=workspace.shared, guest=guest)
+        await self._node.stage(kernel, workspace.path, self.staging.name, shared=workspace.shared, guest=guest)
 
     def _guards(self) -> list[Guard]:
         assert self.now is not None
@@ -398,7 +376,7 @@ class Computer:
 
     async def _check_disk(self, outcome: Outcome) -> Outcome:
         """A cell may have been over before anybody looked: what it wrote counts all the same."""
-        stop = await self.disk.at_end(self.stage_path) if outcome.finished else None
+        stop = await self.disk.at_end(self.staging.path) if outcome.finished else None
         return outcome if stop is None else msgspec.structs.replace(outcome, stop=stop, finished=None)
 
     def pids(self) -> list[int]:

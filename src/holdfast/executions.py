@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.kernel.conduct import Conduct, Outcome
+from holdfast.kernel.conduct import Conduct
+from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, RunError, Stray
 from holdfast.sandbox.cgroups import Cgroup
 

@@ -10,7 +10,7 @@ import anyio.to_thread
 
 from holdfast.config import Limits
 from holdfast.errors import DiskLimit
-from holdfast.kernel.conduct import Stop
+from holdfast.kernel.outcomes import Stop
 from holdfast.resources.measuring import Restless, Usage, measure
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox import procfs

@@ -12,13 +12,13 @@ from typing import Any
 
 import anyio
 
-from holdfast import once, planning
+from holdfast import once, planning, recovery
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
 from holdfast.once import Attempt
 from holdfast.records import AnyRecord, Planned, RunCard
-from holdfast.requests import RunRequest
-from holdfast.sessions import LiveSession
+from holdfast.requests import RunRequest, refuse_nonsense
+from holdfast.sessions import LiveSession, new_id
 from holdfast.store.rows import AnyWrite
 from holdfast.verification import as_found, is_certain
 
@@ -95,6 +95,14 @@ class Plan:
         if not records:
             self.note(at_once=False)
         return records
+
+
+async def plan(session: LiveSession, request: RunRequest) -> RunCard:
+    """The card of a run that has not been asked for yet."""
+    refuse_nonsense(request, session.limits)
+    await session.wait_settled()
+    await recovery.refuse_if_moved(session.books, request.expect)
+    return (await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1)))[0]
 
 
 def card_of(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:

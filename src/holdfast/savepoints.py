@@ -85,7 +85,7 @@ class Savepoints:
     def _open(self, path: str) -> int:
         """As the cell sees it: in its layer, or below it."""
         try:
-            return open_file(self._computer.stage_path / "data", path)
+            return open_file(self._computer.staging.path / "data", path)
         except (FileUnknown, FileNotFoundError):  # nothing was written to that layer yet
             return open_file(self._computer.workspace.files.area("data"), path)
 

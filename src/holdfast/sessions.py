@@ -31,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.executions import Aftermath
 from holdfast.kernel import wire
-from holdfast.kernel.conduct import Stop
+from holdfast.kernel.outcomes import Stop
 from holdfast.kernel.output import log_file
 from holdfast.model import Completions, Mode, Name, Preflight, StreamName
 from holdfast.once import Once
@@ -272,7 +272,7 @@ class LiveSession:
 
     async def sweep(self) -> None:
         """Remove the layers that nobody wants any more."""
-        await self.computer.sweep(wanted=self.books.staged())
+        await self.computer.staging.sweep(wanted=self.books.staged())
 
     async def roll_back(self, *, alive: bool, cause: str, run: str | None = None) -> Aftermath:
         """Memory and files as before; where memory could not be kept, the generation rises."""

@@ -10,8 +10,9 @@ The caller may go away at any moment: from the end of the code on nothing is can
 """
 
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import anyio
 import msgspec
@@ -28,10 +29,10 @@ from holdfast.kernel import wire
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.notes import Notes
-from holdfast.plans import Plan, card_of
+from holdfast.plans import Plan
 from holdfast.preflight import check_syntax
 from holdfast.receipts import as_seen
-from holdfast.records import Change, Executed, RunCard, Saved, Verified
+from holdfast.records import Change, Executed, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
@@ -42,7 +43,7 @@ from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after
 from holdfast.state import State
 from holdfast.statements import statement
-from holdfast.verification import Verdict, as_found, changed_outside, is_declared, touched, try_out, verify
+from holdfast.verification import Verdict, changed_outside, is_declared, touched, try_out, verify
 
 Kept = Literal["committed", "kept"]
 
@@ -63,14 +64,6 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
                 if recorded is not None:
                     return recorded
             return await _Transaction(session, computer, request, attempt).run(emit, ask)
-
-
-async def plan(session: LiveSession, request: RunRequest) -> RunCard:
-    """The card of a run that has not been asked for yet."""
-    refuse_nonsense(request, session.limits)
-    await session.wait_settled()
-    await recovery.refuse_if_moved(session.books, request.expect)
-    return (await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1)))[0]
 
 
 class _Transaction:
@@ -124,7 +117,7 @@ class _Transaction:
             if missing := planning.missing(self.plan.card):
                 with anyio.CancelScope(shield=True):
                     return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
-        execution = await self._execute(emit, ask, meanwhile=lambda: self.plan.begin(watched=emit is not None))
+        execution = await self._execute(emit, ask, meanwhile=lambda: self._meanwhile(watched=emit is not None))
         self.given_up = execution.given_up
         crashpoint("run.executed")
         self.books.executed.add(self.id)
@@ -133,6 +126,15 @@ class _Transaction:
         with anyio.CancelScope(shield=True):
             ended = await self._decide(execution)
         return ended
+
+    def _meanwhile(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
+        """The plan. And, where nobody else wants the time, a first try of what the end takes: after a caller's thinking
+        time it is in no cache, and costs three times what it does the second time. The guest has long to go."""
+        rest = self.plan.begin(watched=watched)
+        if rest is None and self.computer.has_time:
+            self.computer.look_around()
+            self.books.key.sign(b"")
+        return rest
 
     # -- execute -----------------------------------------------------------------------------------------------
 
@@ -240,8 +242,8 @@ class _Transaction:
             names_after(self.request, execution, self.before.live(), run=self.id),
         )
         verified = Verified(
-            run=self.id, at=time.time(), status=status, version=self.before.version + 1, stage=self.computer.stage,
-            changes=verdict.changes, names=names, receipt=b"",
+            run=self.id, at=time.time(), status=status, version=self.before.version + 1,
+            stage=self.computer.staging.name, changes=verdict.changes, names=names, receipt=b"",
         )  # fmt: skip
         after = state_after(self.before, verified)
         facts = msgspec.structs.replace(
@@ -279,15 +281,15 @@ class _Transaction:
         crashpoint("run.prepared")
         await self.books.journal.append(*self.books.note(done, verified), *results(self.books, self.id, answer))
         crashpoint("run.point_of_no_return")
-        self.session.published, self.computer.same_inode = True, same_inode
+        self.session.published, self.computer.staging.same_inode = True, same_inode
         return await settle(self.books, self.id, same_inode=same_inode)
 
     def _prepare(self, changes: list[Change]) -> frozenset[Parts]:
         """What is staged lasts, and nobody can write to it any more; returns what must keep its inode."""
-        stage = self.computer.stage_path
+        stage = self.computer.staging.path
         kept = databases(stage, changes) if not self.session.single_use else frozenset()
         let_go(stage, changes, but=kept)
-        self.computer.workspace.hand_over(self.computer.stage)
+        self.computer.workspace.hand_over(self.computer.staging.name)
         prepare(stage, changes)
         return kept
 

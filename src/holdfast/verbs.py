@@ -8,7 +8,7 @@ from typing import Any, TypedDict, get_args
 import anyio.to_thread
 import msgspec
 
-from holdfast import cards, expectations, recovery, transaction, workfiles
+from holdfast import cards, expectations, plans, recovery, transaction, workfiles
 from holdfast.api import RunRecord
 from holdfast.books import Books
 from holdfast.errors import InvalidSetting, RunUnknown, SessionHalted
@@ -119,7 +119,7 @@ async def run(session: LiveSession, request: RunRequest, *, emit: Emit | None = 
 
 
 async def plan(session: LiveSession, request: RunRequest) -> RunCard:
-    card = await transaction.plan(session, request)
+    card = await plans.plan(session, request)
     session.remember_plan(card.run, msgspec.structs.replace(request, run=card.run, expect=card.base))
     return card
 

@@ -65,7 +65,7 @@ async def try_out(
 
 async def verify(books: Books, computer: Computer, request: RunRequest, card: RunCard, probed: list[Check]) -> Verdict:
     """After `try_out`, with what it found. Leaves the session frozen if it wrote anything."""
-    if not computer.has_changes():
+    if not computer.staging.has_changes():
         found = await _compared(books, request, card, [])
         return msgspec.structs.replace(found, checks=[*found.checks, *probed])
     if not await computer.hold():
@@ -136,18 +136,18 @@ async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> l
 
 async def changes_of(books: Books, computer: Computer) -> list[Change]:
     """What the layer holds, hashed. The session is frozen."""
-    stage, files, known = computer.stage_path, computer.workspace.files, books.state.files
-    untouched = computer.untouched
+    stage, files, known = computer.staging.path, computer.workspace.files, books.state.files
+    untouched = computer.staging.untouched
     return await books.in_thread(lambda: read_changes(stage, files, known, untouched=untouched))
 
 
 async def touched(books: Books, computer: Computer) -> list[str]:
     """The first of what the layer holds, not hashed: for whoever is told that it was taken back."""
-    if not computer.has_changes():
+    if not computer.staging.has_changes():
         return []
     await computer.hold()
     try:
-        return await books.in_thread(lambda: _list_layer(computer.stage_path))
+        return await books.in_thread(lambda: _list_layer(computer.staging.path))
     except OSError as error:  # a rollback does not fail over what it cannot name
         return [f"files that cannot be listed: {error.strerror}"]
 
@@ -166,7 +166,7 @@ def _shown(parts: Parts) -> str:
 
 async def changed_outside(books: Books, computer: Computer) -> list[str]:
     """Between two runs nothing is to run; a thread may have written while the last one was put away."""
-    if not computer.has_changes():
+    if not computer.staging.has_changes():
         return []
     await computer.hold()
     try:

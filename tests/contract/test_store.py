@@ -505,3 +505,54 @@ def test_a_commit_costs_the_same_after_many_runs(store: Store) -> None:
     store.commit()
 
     assert steps_of_a_commit(store, "last") <= first * 1.1
+
+
+CROWDED = """
+import resource, signal, sys
+from pathlib import Path
+from holdfast.store.sqlite import Store
+from holdfast.store.rows import PutResult
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+store = Store(Path(sys.argv[1]))
+store.write([PutResult(session='s1', run='r1', body=b'kept')])
+print(Path(sys.argv[1] + '-wal').stat().st_size)
+"""
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def test_commits_overwrite_blocks_that_the_log_has_already(store: Store, path: Path) -> None:
+    laid = log_of(path).stat()
+    for number in range(50):
+        store.write([PutResult(session="s1", run=f"r{number}", body=b"x" * 1000)])
+
+    assert laid.st_blocks * 512 >= laid.st_size  # no holes
+    assert log_of(path).stat().st_size == laid.st_size
+
+
+def test_nothing_is_read_into_the_zeros_of_a_log_whose_owner_died(path: Path, tmp_path: Path) -> None:
+    store = Store(path)
+    store.write([PutResult(session="s1", run="r1", body=b"kept")])
+    copy = tmp_path / "copy.sqlite3"  # as a crash leaves it
+    copy.write_bytes(path.read_bytes())
+    log_of(copy).write_bytes(log_of(path).read_bytes())
+    store.close()
+
+    found = Store(copy)
+    assert found.result("r1") == b"kept"
+    found.write([PutResult(session="s1", run="r2", body=b"more")])
+    assert found.result("r2") == b"more"
+    found.close()
+
+
+def test_where_there_is_no_room_for_zeros_the_log_is_as_long_as_what_is_in_it(path: Path) -> None:
+    crowded = subprocess.run([sys.executable, "-c", CROWDED, str(path)], capture_output=True, text=True)
+
+    assert crowded.returncode == 0, crowded.stderr
+    assert 0 < int(crowded.stdout) < 1 << 20
+    store = Store(path)
+    assert store.result("r1") == b"kept"
+    store.close()

@@ -94,7 +94,7 @@ def told(session: Session) -> dict[str, Any]:
         "labels": recovery.names,
         "cause": recovery.cause,
         "may_have_happened": recovery.may_have_happened,
-        "stage": live.computer.stage,
+        "stage": live.computer.staging.name,
         "pids": [now.kernel.pid, now.kernel.init_pid, session._session._transport._service.node._keeper.peer_pid],
         "passed": list(passed),
     }

@@ -11,7 +11,7 @@ import pytest
 from holdfast import guards
 from holdfast.config import Limits
 from holdfast.guards import DiskGuard
-from holdfast.kernel.conduct import Stop
+from holdfast.kernel.outcomes import Stop
 from holdfast.resources.measuring import Restless, Usage, measure
 from holdfast.resources.workspace import Workspace
 

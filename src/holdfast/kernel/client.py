@@ -21,7 +21,8 @@ from holdfast.kernel.attested import drain, hear_only_words, number_inside, rece
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
-from holdfast.kernel.waiting import readable
+from holdfast.kernel.tracebacks import Tracebacks
+from holdfast.kernel.waiting import readable, watch
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import MemoryWatch
 
@@ -31,8 +32,6 @@ MAX_MESSAGE_BYTES = 33 << 20
 _READ_BYTES = 1 << 16
 _READS_PER_ROUND = 16
 _MESSAGES_PER_ROUND = 256
-_LOCATION_BYTES = 64 << 10
-_WRITING_S = 0.03
 _REPORT = struct.Struct("ii")
 
 Reply = TypeVar("Reply", bound=wire.Message)
@@ -60,8 +59,7 @@ class Kernel:
         self.owes_snapped = 0
         """Answers that may still come, to what we have given up."""
         self._wake = wake
-        self._trace = trace
-        os.set_blocking(trace, False)
+        self.tracebacks = Tracebacks(trace)
         self._memory_watch: MemoryWatch | None = None
         self._early: list[Happening] = []
         self._pidfds = Pidfds()
@@ -96,6 +94,10 @@ class Kernel:
         """What happened next; nothing, if the time is over."""
         await readable(self._epoll.fileno(), timeout_s)
         return self.collect()
+
+    def watch(self, for_s: float) -> list[Happening]:
+        """The same for a moment, without going to sleep. Nobody else has his turn meanwhile."""
+        return self.collect() if watch(self._epoll, for_s) else []
 
     def collect(self) -> list[Happening]:
         """What has happened so far. What was printed comes before what was sent later."""
@@ -178,21 +180,8 @@ class Kernel:
         self._pidfds.signal_main_thread(self.pid, wire.MEMORY_SIGNAL)
 
     def ask_location(self) -> None:
-        """Have the kernel write down where it is, in the midst of whatever it does."""
+        """Have the kernel write down where it is (`tracebacks`)."""
         self._pidfds.signal_main_thread(self.pid, wire.LOCATION_SIGNAL)
-
-    async def wait_location(self, timeout_s: float) -> None:
-        """Until it has; or the time is over."""
-        with anyio.move_on_after(timeout_s):
-            await anyio.wait_readable(self._trace)
-            await anyio.sleep(_WRITING_S)  # it comes in pieces, and the last of them is the one that counts
-
-    def read_location(self) -> str:
-        """What it wrote down last, on our asking or in a crash: a traceback, or nothing."""
-        try:
-            return os.read(self._trace, _LOCATION_BYTES).decode(errors="replace")
-        except BlockingIOError:
-            return ""
 
     def kill(self) -> None:
         """End the kernel, and it alone: its snapshot, if it has one, can take its place."""
@@ -326,7 +315,8 @@ class Kernel:
         self._control.close()
         self._reports.close()
         self._wake.close()
-        for fd in [self._trace, *self._pipes]:
+        self.tracebacks.close()
+        for fd in self._pipes:
             os.close(fd)
         self._pipes.clear()
         self.beds.close()

@@ -8,15 +8,15 @@ grace kill it.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal
+from typing import Any
 
 import anyio
-import msgspec
 
 from holdfast.config import Limits
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed
+from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput
 from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
@@ -26,9 +26,10 @@ Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
 Meanwhile = Callable[[], Coroutine[Any, Any, None] | None]
 """What is done once the kernel has the request: at once; or, as far as it takes a while, beside the reading."""
-StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
 
 _TICK_S = 0.1
+_MOMENT_S = 0.001
+"""Most cells of a conversation are over by then."""
 _ASK_AGAIN_S = 0.005
 _READS_S = 1.0
 """How long a kernel that waits for a reply may leave us no room to send it. An honest one always has room."""
@@ -43,35 +44,6 @@ _DEATH_REPORT_S = 0.5
 
 def nothing() -> None:
     """There is nothing to do meanwhile."""
-
-
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """Why we end a run before it ends by itself."""
-
-    reason: StopReason
-    message: str
-    at_once: bool = False
-    """Kill without asking."""
-
-
-Guard = Callable[[], Awaitable[Stop | None]]
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended. Without `finished` the kernel is lost."""
-
-    finished: wire.Finished | None
-    raised: wire.Raised | None
-    stop: Stop | None
-    died: Died | None
-    gone: str | None
-    """What the kernel did that made us give it up."""
-    location: str
-    """A traceback that a kernel left which did not live to raise."""
-    printed: bool
-    duration_s: float
-    begun: bool = True
-    """False: it was to end before the kernel had it."""
 
 
 class Conduct:
@@ -104,6 +76,7 @@ class Conduct:
         self._deadline_message = ""
         self._turn = 0
         self._began = False
+        self._eager = False
         self._guards: list[Guard] = []
         self._stop: Stop | None = None
         self._ask_again_at = float("inf")
@@ -144,17 +117,19 @@ class Conduct:
         guards: list[Guard],
         wake: Callable[[], None],
         meanwhile: Meanwhile = nothing,
+        eager: bool = False,
     ) -> Outcome:
         """A kernel that sleeps is woken (`wake`) when the request lies before it: once, and on a core that is free,
         where it would otherwise displace us. `meanwhile` is called when it has the request, or cannot be given it, and
-        is done when this returns. If it fails, so does this."""
+        is done when this returns. If it fails, so does this. `eager`: there is nobody else to wait for."""
         if self._stop is not None:
             return await self._decline(request, meanwhile)
         self._deadline = self._started + timeout_s
         self._deadline_message = f"the run was not done after {timeout_s:g} s"
         self._guards = guards
+        self._eager = eager
         self._turn = request.turn
-        self._kernel.read_location()  # of an earlier run that was warned and lived
+        self._kernel.tracebacks.read()  # of an earlier run that was warned and lived
         # What a thread sent between two runs answers nothing; but it may wait to save, or the kernel have died.
         early = self._kernel.collect()
         try:
@@ -209,8 +184,7 @@ class Conduct:
         self._began = True  # what was printed before was not printed by this run
         while not self._is_over():
             await self._keep_time()
-            tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
-            for event in await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic()))):
+            for event in await self._next():
                 await self._take(event)
             await self._check()
         self._stop_asking()
@@ -225,10 +199,17 @@ class Conduct:
             stop=self._stop,
             died=self._died,
             gone=self._gone if self._killed else None,
-            location="" if self._finished else self._kernel.read_location(),
+            location="" if self._finished else self._kernel.tracebacks.read(),
             printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
         )
+
+    async def _next(self) -> list[Happening]:
+        eager, self._eager = self._eager, False
+        if eager and self._meanwhile is None and (at_once := self._kernel.watch(_MOMENT_S)):
+            return at_once
+        tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
+        return await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic())))
 
     def _is_over(self) -> bool:
         if self._finished and self._saves:  # of a thread, which the cell did not wait for
@@ -250,7 +231,7 @@ class Conduct:
     async def _kill(self) -> None:
         self._killed = True
         self._kernel.ask_location()
-        await self._kernel.wait_location(_LOCATION_S)
+        await self._kernel.tracebacks.wait(_LOCATION_S)
         self._give_up_at = time.monotonic() + _DEATH_REPORT_S
         self._kernel.kill()
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from holdfast.kernel.conduct import Conduct, Stop
+from holdfast.kernel.conduct import Conduct
+from holdfast.kernel.outcomes import Stop
 from holdfast.model import RunError
 
 IsFollowed = Callable[[RunError | None], bool]

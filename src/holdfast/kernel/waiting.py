@@ -1,6 +1,8 @@
 """Waiting for a kernel: what every run does most, in as few steps as it can be done."""
 
 import asyncio
+import select
+import time
 
 
 async def readable(fd: int, timeout_s: float | None) -> None:
@@ -20,3 +22,12 @@ async def readable(fd: int, timeout_s: float | None) -> None:
 def _end_wait(over: "asyncio.Future[None]") -> None:
     if not over.done():
         over.set_result(None)
+
+
+def watch(epoll: select.epoll, for_s: float) -> bool:
+    """Whether there is something, looking on: to fall asleep and be woken takes as long as many a cell."""
+    until = time.monotonic() + for_s
+    while not epoll.poll(0):
+        if time.monotonic() >= until:
+            return False
+    return True

@@ -8,8 +8,8 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -71,6 +71,7 @@ class LocalNode:
     def __init__(self, home: Home, tree: cgroups.Tree) -> None:
         self.tree = tree
         self._rest = anyio.Semaphore(2 * (os.cpu_count() or 1))
+        self._at_work = 0
         self._home = home
         self._keeper: Line | None = None
         self._zygotes: dict[str, Line] = {}
@@ -144,6 +145,20 @@ class LocalNode:
             raise
         cgroup.attach(kernel.init_pid)
         return Incarnation(kernel, cgroup, listener)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While a kernel has something to do."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+
+    @property
+    def has_time(self) -> bool:
+        """One kernel is at work, and there is a processor for it beside ours: what we do meanwhile delays nobody."""
+        return self._at_work == 1 and len(os.sched_getaffinity(0)) > 1
 
     @asynccontextmanager
     async def resting(self) -> AsyncIterator[None]:

@@ -24,7 +24,7 @@ import anyio.to_thread
 
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.conduct import Stop
+from holdfast.kernel.outcomes import Stop
 from holdfast.resources.kept import Kept
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
