@@ -20,6 +20,7 @@ from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
 from holdfast.records import Settled
 from holdfast.resources.workspace import MOVED, remove_tree
+from holdfast.retention import forget_manifests
 from holdfast.sandbox import cgroups
 from holdfast.service import Service
 from holdfast.settling import settle_open
@@ -127,7 +128,8 @@ async def _settle_session(books: Books) -> None:
     try:
         await books.load()
         await settle_open(books)
-        await anyio.to_thread.run_sync(books.workspace.sweep)
+        if await anyio.to_thread.run_sync(books.workspace.sweep):
+            await anyio.to_thread.run_sync(forget_manifests, books)
     except HoldfastError as error:
         books.halt(error)
         await books.journal.wait_written(books.session)

@@ -69,6 +69,11 @@ def _remove_unneeded(books: Books, limits: Limits) -> None:
     while books.recent and books.blobs.size_bytes() > limits.disk_bytes:
         _forget_oldest(books)
         books.blobs.forget(wanted(books))
+    forget_manifests(books)
+
+
+def forget_manifests(books: Books) -> None:
+    """Those of versions that cannot be brought back, or never came to be."""
     keep = {books.state.manifest_sha256, *books.manifests()}
     for path in books.workspace.manifests.iterdir():
         if path.name not in keep:

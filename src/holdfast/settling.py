@@ -192,6 +192,7 @@ def _refusals_of(workspace: Workspace) -> Iterator[None]:
 
 
 def write_manifest(books: Books, state: State) -> None:
+    """Before the point of no return, so that a full disk is found there; again after a crash, if it is missing."""
     path = books.workspace.manifests / state.manifest_sha256
     if not path.exists():
         durable.write_file(path, manifest.render(state.files))

@@ -40,7 +40,7 @@ from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
-from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after
+from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after, write_manifest
 from holdfast.state import State
 from holdfast.statements import statement
 from holdfast.verification import Verdict, changed_outside, is_declared, touched, try_out, verify
@@ -128,8 +128,8 @@ class _Transaction:
         return ended
 
     def _meanwhile(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
-        """The plan. And, where nobody else wants the time, a first try of what the end takes: after a caller's thinking
-        time it is in no cache, and costs three times what it does the second time. The guest has long to go."""
+        """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any more,
+        and costs three times what it does the second time."""
         rest = self.plan.begin(watched=watched)
         if rest is None and self.computer.has_time:
             self.computer.look_around()
@@ -237,10 +237,8 @@ class _Transaction:
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
         finished = execution.outcome.finished
         status: Kept = "kept" if execution.error is not None or (finished and finished.exit_code) else "committed"
-        done, names = (
-            executed(self.id, execution, execution.error),
-            names_after(self.request, execution, self.before.live(), run=self.id),
-        )
+        done = executed(self.id, execution, execution.error)
+        names = names_after(self.request, execution, self.before.live(), run=self.id)
         verified = Verified(
             run=self.id, at=time.time(), status=status, version=self.before.version + 1,
             stage=self.computer.staging.name, changes=verdict.changes, names=names, receipt=b"",
@@ -277,20 +275,21 @@ class _Transaction:
         answer = once.encode(ended, self.request)
         if not verified.changes:
             return await settle_at_once(self.books, self.plan.record, verified, done, after=after, result=answer)
-        same_inode = await self.books.in_thread(lambda: self._prepare(verified.changes))
+        same_inode = await self.books.in_thread(lambda: self._prepare(verified.changes, after))
         crashpoint("run.prepared")
         await self.books.journal.append(*self.books.note(done, verified), *results(self.books, self.id, answer))
         crashpoint("run.point_of_no_return")
         self.session.published, self.computer.staging.same_inode = True, same_inode
         return await settle(self.books, self.id, same_inode=same_inode)
 
-    def _prepare(self, changes: list[Change]) -> frozenset[Parts]:
+    def _prepare(self, changes: list[Change], after: State) -> frozenset[Parts]:
         """What is staged lasts, and nobody can write to it any more; returns what must keep its inode."""
         stage = self.computer.staging.path
         kept = databases(stage, changes) if not self.session.single_use else frozenset()
         let_go(stage, changes, but=kept)
         self.computer.workspace.hand_over(self.computer.staging.name)
         prepare(stage, changes)
+        write_manifest(self.books, after)  # if there is no room for it, that is known while there is a way back
         return kept
 
     # -- back --------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from holdfast.resources.publish import discard, prepare
 from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_again, put_file
 from holdfast.results import in_data
 from holdfast.sessions import LiveSession, Names, new_id
-from holdfast.settling import Settlement, settle, state_after
+from holdfast.settling import Settlement, settle, state_after, write_manifest
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
 from holdfast.verification import changed_on_host, changed_outside
@@ -299,11 +299,13 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
         run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=staged.stage,
         changes=staged.changes, names=_names_back(session, planned.run, staged.then), receipt=b"",
     )  # fmt: skip
-    facts = facts_of(planned, None, before, state_after(before, verified))
+    after = state_after(before, verified)
+    facts = facts_of(planned, None, before, after)
     facts = msgspec.structs.replace(facts, changes=in_data(staged.changes), finished_at=verified.at)
     verified = msgspec.structs.replace(verified, receipt=statement(facts))
     session.published = True  # from here on the files below the kernel's layer may be others
     try:
+        await books.in_thread(lambda: write_manifest(books, after))
         await books.journal.append(*books.note(_executed(planned.run), verified))
         crashpoint("write.verified")
         return await settle(books, planned.run, same_inode=staged.same_inode)

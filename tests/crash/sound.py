@@ -49,6 +49,8 @@ def check_books(home: Path, told: Told) -> None:
             assert [line for line in egress if not line.startswith("refused: ")] == requests_sent(records)
         losses = [lost.generation for lost in store.losses(told.session)]
         assert losses == sorted(set(losses))
+        manifests = {row.manifest_sha256 for row in store.versions(told.session)}
+        assert set(os.listdir(home / "sessions" / told.session / "manifests")) <= manifests
         report = check_in_home(store, told.session, home)
         assert report.ok, report.problem
         assert (report.version, report.unsettled) == (told.version, [])

@@ -51,13 +51,13 @@ print(session.id)
 session.run("open('a', 'w').write('old')")
 session.names()  # all that the run left to do is done
 module = transaction if verb == "run" else workfiles
-prepare = module.prepare
+write_manifest = module.write_manifest
 
-def prepare_and_fail(*arguments):  # all but the journal was made durable
-    prepare(*arguments)
+def write_and_fail(*arguments):  # all but the journal was made durable
+    write_manifest(*arguments)
     open(os.environ["SYNCS_FAIL"], "w").close()
 
-module.prepare = prepare_and_fail
+module.write_manifest = write_and_fail
 try:
     session.run("open('a', 'w').write('new')") if verb == "run" else session.write("a", "new")
 except HoldfastError as error:

@@ -23,7 +23,10 @@ OWNER = """
 import json, os, sys
 from pathlib import Path
 from holdfast import HoldfastError, Session
+from holdfast.store import connection
 
+if os.environ.get("JOURNAL") == "full":  # it has used up the blocks that it has from the start
+    connection._LOG_BYTES = 0
 home, env, resume, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None, sys.argv[4]
 filler = home / "filler"
 
@@ -110,13 +113,18 @@ def test_code_that_fills_the_disk_fails_and_leaves_no_trace(home: Path, lean: Pa
     assert verified(home, session).ok
 
 
+@pytest.fixture
+def full_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL", "full")
+
+
 def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, lean: Path) -> None:
     code = (
         f"try:\\n  {FILLED.replace(chr(92) + 'n', chr(92) + 'n  ')}\\nexcept OSError as error: print(error)\\nkept = 8"
     )
     session, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{code}")\n{REMEMBERS}')
 
-    assert filled[:2] == ["disk_failed", "the disk is full (journal)"]
+    assert filled[:2] == ["disk_failed", "the disk is full (write)"]
     assert filled[3:] == [1, 1, ["a.txt"]]
     assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
     assert verified(home, session).ok
@@ -154,6 +162,7 @@ def test_a_file_from_outside_that_has_no_room_is_not_there(home: Path, lean: Pat
     assert verified(home, session).ok
 
 
+@pytest.mark.usefixtures("full_journal")
 def test_a_request_that_cannot_be_written_down_does_not_leave(
     home: Path, lean: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +206,7 @@ def test_a_savepoint_that_has_no_room_is_refused_to_the_code(home: Path, lean: P
     assert verified(home, session).ok
 
 
+@pytest.mark.usefixtures("full_journal")
 def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
     home: Path, mount: Callable[..., Path], lean: Path
 ) -> None:
@@ -221,6 +231,21 @@ def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
     assert verified(home, session).ok
 
 
+def test_a_journal_with_room_goes_on_where_the_disk_has_none(
+    home: Path, mount: Callable[..., Path], lean: Path
+) -> None:
+    mount(home / "sessions")
+    session, (_, bound, written, after) = own(
+        home, lean, f"{BASE}fill()\nattempt(s.run, 'kept = [8]')\nattempt(s.write, 'b.txt', 'b')\nfree()\n{REMEMBERS}"
+    )
+
+    assert bound == ["committed", None, None, 2, 1, ["a.txt"]]
+    assert written[3:] == [3, 1, ["a.txt", "b.txt"]]
+    assert after == ["committed", None, "[8]", 4, 1, ["a.txt", "b.txt"]]
+    assert verified(home, session).ok
+
+
+@pytest.mark.usefixtures("full_journal")
 def test_a_session_that_had_no_room_to_the_end_is_there_for_the_next_owner(
     home: Path, mount: Callable[..., Path], lean: Path
 ) -> None:

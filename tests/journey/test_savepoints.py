@@ -249,15 +249,16 @@ def test_what_the_code_does_to_a_saved_file_afterwards_counts_if_it_commits(sess
 @pytest.fixture
 def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next commit that has a savepoint in it finds the disk full."""
-    write, left = Journal._write, [1]
+    commit, full = Journal._commit, [True]
 
     def full_once(journal: Journal, units: list[Any]) -> None:
-        if left and any("Saved" in unit.tags for unit in units):
-            left.clear()
-            raise DiskFull("the disk is full (journal)", hint="free space")
-        write(journal, units)
+        if not (full and any("Saved" in unit.tags for unit in units)):
+            return commit(journal, units)
+        full.clear()
+        journal._store.abandon()
+        journal._fail_all(units, DiskFull("the disk is full (journal)", hint="free space"))
 
-    monkeypatch.setattr(Journal, "_write", full_once)
+    monkeypatch.setattr(Journal, "_commit", full_once)
 
 
 @pytest.mark.usefixtures("unwritten")
