@@ -128,8 +128,8 @@ class _Transaction:
         return ended
 
     def _meanwhile(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
-        """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any more,
-        and costs three times what it does the second time."""
+        """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any
+        more, and costs three times what it does the second time."""
         rest = self.plan.begin(watched=watched)
         if rest is None and self.computer.has_time:
             self.computer.look_around()
