@@ -142,10 +142,7 @@ class Computer:
         )
         conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
         async with self._way_out(departures):
-            with self._node.at_work():
-                return await self._carry_out(
-                    conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed
-                )
+            return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 
     async def probe(
         self, execution: Execution, probes: list[wire.Probe], *, timeout_s: float, departures: Departures | None = None
@@ -170,10 +167,11 @@ class Computer:
         self.stops.begin(conduct)
         self.protection.kept.woken = frozenset()
         try:
-            outcome = await conduct.run(
-                request, timeout_s=timeout_s, guards=self._guards(), wake=self.thaw, meanwhile=meanwhile,
-                eager=self._node.has_time,
-            )  # fmt: skip
+            with self._node.at_work():
+                outcome = await conduct.run(
+                    request, timeout_s=timeout_s, guards=self._guards(), wake=self.thaw, meanwhile=meanwhile,
+                    eager=self._node.has_time,
+                )  # fmt: skip
         except BaseException as error:
             given_up = error
             self.thaw()  # it may not have come to that, and who is frozen does not end
@@ -213,10 +211,15 @@ class Computer:
         left = set(self.pids()) - self.protection.keep
         return bool(left) or self.staging.has_changes() or self.disk.has_written()
 
-    @property
-    def has_time(self) -> bool:
-        """Its kernel is the only one at work on this machine, and does not need our processor."""
-        return self._node.has_time
+    def try_looking_around(self) -> bool:
+        """The same for a first time, if there is time for it: its kernel is the only one at work on this machine, and
+        does not need our processor. Nothing comes of it; and in a directory of the user's, where to look may take
+        opening what the guest has closed, we wait until he is still."""
+        if not self._node.has_time or self.workspace.shared is not None:
+            return False
+        with suppress(OSError):
+            self.look_around()
+        return True
 
     def next_turn(self) -> int:
         """Requests are numbered, so that a belated reply ends no other."""

@@ -226,8 +226,10 @@ class Journal:
             self._store.stage(unit.writes)
         except ValueError as error:
             self._fail(unit, error)
-        except Exception as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
+        except BaseException as error:  # the thread's edge: whatever it was, everyone who waits must hear of it
             self._fail_all(self._staged, error)
+            if not isinstance(error, Exception):
+                raise
 
     def _commit(self, units: list[_Unit]) -> None:
         _pass("journal.{}.before", units)

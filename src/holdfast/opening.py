@@ -128,13 +128,18 @@ async def _settle_session(books: Books) -> None:
     try:
         await books.load()
         await settle_open(books)
-        if await anyio.to_thread.run_sync(books.workspace.sweep):
-            await anyio.to_thread.run_sync(forget_manifests, books)
+        await anyio.to_thread.run_sync(_clear_up, books)
     except HoldfastError as error:
         books.halt(error)
         await books.journal.wait_written(books.session)
     except OSError:  # nothing is lost, and whoever resumes it is told
         pass
+
+
+def _clear_up(books: Books) -> None:
+    if books.workspace.has_stages():  # as long as they are there, whoever is killed at this does it again
+        forget_manifests(books)
+    books.workspace.sweep()
 
 
 def _sweep(home: Home, known: set[str]) -> None:

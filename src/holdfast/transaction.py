@@ -38,6 +38,7 @@ from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
 from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
+from holdfast.retention import forget_manifests
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after, write_manifest
@@ -131,8 +132,7 @@ class _Transaction:
         """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any
         more, and costs three times what it does the second time."""
         rest = self.plan.begin(watched=watched)
-        if rest is None and self.computer.has_time:
-            self.computer.look_around()
+        if rest is None and self.computer.try_looking_around():
             self.books.key.sign(b"")
         return rest
 
@@ -206,6 +206,7 @@ class _Transaction:
             await self._force_back(fault)
         with suppress(OSError):
             await self.session.sweep()  # it may be its layer that fills the disk
+            await self.books.in_thread(lambda: forget_manifests(self.books))
         if self.plan.is_noted:
             await self._settle_given_up(fault)
 
@@ -256,14 +257,13 @@ class _Transaction:
         kept = Aftermath(
             memory="kept", unprotected=self.computer.protection.unprotected, not_restored=self.computer.not_reopened
         )
-        error = execution.error and with_fate(execution.error, "kept", kept.unprotected)
         ended = self._result(
             execution,
             Ending(
                 status=status, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
-                aftermath=kept, error=error, changes=verdict.changes, names=names, checks=verdict.checks,
-                saved=self.saves.paths, outside=self.plan.outside, egress=self.departures.log,
-                may_have_happened=self.departures.before,
+                aftermath=kept, error=execution.error and with_fate(execution.error, "kept", kept.unprotected),
+                changes=verdict.changes, names=names, checks=verdict.checks, saved=self.saves.paths,
+                outside=self.plan.outside, egress=self.departures.log, may_have_happened=self.departures.before,
             ),
         )  # fmt: skip
         settlement = await self._write_down(done, verified, after, ended)

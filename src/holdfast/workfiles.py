@@ -8,6 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -31,6 +32,7 @@ from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
 from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_again, put_file
 from holdfast.results import in_data
+from holdfast.retention import forget_manifests
 from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, settle, state_after, write_manifest
 from holdfast.statements import statement
@@ -316,10 +318,17 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
         if is_verified:
             await session.computer.end_kernel()  # its files are to be moved under it
         else:
-            await books.in_thread(lambda: discard(session.workspace.stage_path(staged.stage)))
+            await books.in_thread(lambda: _forget(books, staged.stage))
         if fault is not error:
             raise fault from error
         raise
+
+
+def _forget(books: Books, stage: str) -> None:
+    """What was staged, and the manifest of the version that it did not become."""
+    discard(books.workspace.stage_path(stage))
+    with suppress(OSError):  # the next to open the session tries it again
+        forget_manifests(books)
 
 
 def _stage(session: LiveSession, fill: Fill) -> tuple[str, list[Change]]:

@@ -548,6 +548,15 @@ def test_nothing_is_read_into_the_zeros_of_a_log_whose_owner_died(path: Path, tm
     found.close()
 
 
+def test_where_room_is_scarce_the_log_takes_none_in_advance(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.connection._PLENTY", 1 << 40)
+    store = Store(path)
+    store.write([PutResult(session="s1", run="r1", body=b"kept")])
+
+    assert log_of(path).stat().st_size < 1 << 20
+    store.close()
+
+
 def test_where_there_is_no_room_for_zeros_the_log_is_as_long_as_what_is_in_it(path: Path) -> None:
     crowded = subprocess.run([sys.executable, "-c", CROWDED, str(path)], capture_output=True, text=True)
 

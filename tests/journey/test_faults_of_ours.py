@@ -1,6 +1,7 @@
 """A mistake of ours: no run is left without an end, nothing that was verified is lost, and the session goes on."""
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from holdfast.blobs.local import LocalBlobs
 from holdfast.computer import Computer
 from holdfast.config import default_home
 from holdfast.errors import DiskFull, InternalFault
+from holdfast.resources.staging import Staging
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
@@ -63,6 +65,26 @@ def test_what_is_verified_is_committed_by_the_next_request(
     assert session.run("open('a').read()").text == "'new'"
     assert [run.status for run in session.history()] == ["committed"] * len(session.history())
     assert_sound(session)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one processor there is only the look that counts")
+def test_a_look_around_that_fails_before_it_counts_harms_no_run(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_around, looks = Computer.look_around, 0
+
+    def fails_first(computer: Computer) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return look_around(computer)
+
+    monkeypatch.setattr(Computer, "look_around", fails_first)
+    runs = [session.run("6 * 7") for _ in range(2)]
+
+    assert [(run.status, run.text) for run in runs] == [("committed", "42")] * 2
+    assert looks > 2
 
 
 def test_a_key_whose_run_is_committed_late_runs_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +202,7 @@ def test_what_could_not_be_tidied_up_is_told_to_nobody_who_comes_next(
     def no_room(*_: object, **__: object) -> Any:
         raise OSError("it is busy")
 
-    monkeypatch.setattr(*((Computer, "sweep") if step == "sweep" else (retention, "trim")), no_room)
+    monkeypatch.setattr(*((Staging, "sweep") if step == "sweep" else (retention, "trim")), no_room)
     for number in range(3):
         assert session.run(f"open('a', 'w').write('{number}')").status == "committed"
     assert session.generation == 1

@@ -27,6 +27,7 @@ from holdfast.store import connection
 
 if os.environ.get("JOURNAL") == "full":  # it has used up the blocks that it has from the start
     connection._LOG_BYTES = 0
+connection._PLENTY = 0  # else no journal on a disk as small as these has any
 home, env, resume, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3] or None, sys.argv[4]
 filler = home / "filler"
 
@@ -100,6 +101,8 @@ def verified(home: Path, session: str) -> Report:
     store = Store(home / "journal.sqlite3", read_only=True)
     try:
         assert store.unsettled() == []
+        manifests = {row.manifest_sha256 for row in store.versions(session)}
+        assert set(os.listdir(home / "sessions" / session / "manifests")) <= manifests
         return check_in_home(store, session, home)
     finally:
         store.close()

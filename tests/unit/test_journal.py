@@ -197,6 +197,22 @@ async def test_a_disk_that_is_full_when_something_is_staged_fails_all_of_that_co
     assert await journal.read(lambda store: store.runs("s1") + store.runs("s2")) == ["r3"]
 
 
+async def test_whatever_ends_the_staging_of_one_is_told_to_all_that_were_staged_before_it(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    journal.append_soon(planned("r1", "s1"))
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._store, "_apply_whole", is_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append_soon(planned("r2", "s2"))
+    for session in ("s1", "s2"):
+        with pytest.raises(KeyboardInterrupt):
+            await journal.wait_written(session)
+
+
 async def test_fifty_at_once_are_synced_far_less_often_than_one_by_one(watched_disk: WatchedDisk, path: Path) -> None:
     watched_disk.run(
         PRELUDE

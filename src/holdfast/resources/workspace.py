@@ -165,14 +165,15 @@ class Workspace:
         for path in self._stages.iterdir():
             remove_tree(path)
 
-    def sweep(self) -> bool:
-        """Remove what a host left that died: its stages, and files that it had not finished. Returns whether one did:
-        a session that was closed has no stages."""
-        has_died = any(self._stages.iterdir())
+    def has_stages(self) -> bool:
+        """Whether a host died here: a session that was closed has none."""
+        return any(self._stages.iterdir())
+
+    def sweep(self) -> None:
+        """Remove what a host left that died: its stages, and files that it had not finished."""
         self.sweep_stages()
         for directory in (self.blobs, self.manifests):
             durable.sweep(directory)
-        return has_died
 
     def usage(self, pids: Iterable[int] = ()) -> Usage:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""

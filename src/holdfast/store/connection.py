@@ -19,6 +19,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _UNUSABLE = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _LOG_BYTES = 32 + 1_100 * (24 + 4096)
 """As far as the WAL grows before SQLite, at 1,000 pages, folds it into the file and begins it anew."""
+_PLENTY = 16
+"""How many times that must be free: what little room there is belongs to what has to be settled."""
 
 
 class SyncFailed(DiskFailed):
@@ -45,10 +47,12 @@ def open_writable(path: Path) -> sqlite3.Connection:
 
 def _lengthen(log: Path) -> None:
     """Zeros behind its end, in which SQLite reads nothing. A sync of what lies in blocks that the file has already is a
-    third faster: the file system's own books do not change. Nothing is to last here, and where there is no room for it
-    SQLite finds the room that it needs, or says so."""
+    third faster: the file system's own books do not change. Nothing is to last here, and where there is not room in
+    plenty for it SQLite finds the room that it needs, or says so."""
     with suppress(OSError), durable.closing_fd(os.open(log, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
-        end = os.fstat(file).st_size
+        room, end = os.fstatvfs(file), os.fstat(file).st_size
+        if room.f_bavail * room.f_frsize < _PLENTY * _LOG_BYTES:
+            return
         try:
             while (size := os.fstat(file).st_size) < _LOG_BYTES:
                 os.pwrite(file, bytes(min(_LOG_BYTES - size, 1 << 20)), size)
