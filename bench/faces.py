@@ -47,11 +47,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
+    found = machine.describe()
     try:
         figures = measure(20 if options.quick else 100)
     finally:
         engine.shut_down()
-    for line in machine.describe(cgroup="").lines():
+    for line in found.lines():
         console.print(line, style="dim", highlight=False)
     show("A trivial run through each face, medians in ms", figures, console)
     if options.json:

@@ -77,10 +77,9 @@ def main() -> None:
 
 
 def measure(plan: Plan, command: str, progress: Callable[[str], None]) -> Report:
+    result = Report(command=command, machine=machine.describe())
     with Session() as session:  # the home is opened, the environment built, the zygote warm: once per process
         session.run("1+1")
-        found = machine.describe(cgroup=crowd.live(session).computer._node.tree.kind)
-    result = Report(command=command, machine=found)
     measure_starts(plan, result)
     progress("starts measured")
     measure_round_trips(plan, result)

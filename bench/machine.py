@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.sandbox.cgroups import hierarchies
+
 _PACKAGES = ("holdfast", "ipykernel", "jupyter-client", "ipython", "pandas", "numpy", "pyarrow")
 
 
@@ -31,13 +33,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-def describe(*, cgroup: str) -> Machine:
+def describe() -> Machine:
     return Machine(
         cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         ram_bytes=memory_kib("MemTotal") << 10,
         kernel=platform.release(),
-        cgroup=cgroup,
+        cgroup="v1" if "memory" in hierarchies.mounted().v1 else "v2",
         user="root" if os.geteuid() == 0 else "an ordinary user",
         python=".".join(map(str, sys.version_info[:3])),
         packages={name: version(name) for name in _PACKAGES},

@@ -31,12 +31,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
+    found = machine.describe()
     try:
         with own_home() as home, server(home) as (url, token):
             figures = asyncio.run(crowd(url, token, home, options.sessions, options.runs, console))
     finally:
         engine.shut_down()
-    for line in machine.describe(cgroup="").lines():
+    for line in found.lines():
         console.print(line, style="dim", highlight=False)
     show(f"{options.sessions} sessions over HTTP, {options.runs:,} runs", figures, console)
     if options.json:
