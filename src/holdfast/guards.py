@@ -22,6 +22,9 @@ _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
 _LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
 """As long as anybody writes or deletes: every second, unless a look takes more than one part in fifty of that."""
+_CROWD = 16
+"""More processes than these are held still for every look. Each that forks at the time keeps whoever lists its mappings
+waiting, and hundreds that fork without end kept a look, and with it the deadline of their run, waiting for minutes."""
 Still = Callable[[], AbstractAsyncContextManager[None]]
 """Nothing of the session moves meanwhile, if that can be had without waiting for long."""
 MakeRoom = Callable[[], Awaitable[bool]]
@@ -64,7 +67,9 @@ class DiskGuard:
         near = seen_bytes - free_bytes < min(_LOOK_AGAIN_BYTES, self._limits.disk_bytes // 4)
         near &= seen_files - free_files < min(_LOOK_AGAIN_FILES, self._limits.disk_files // 4)
         is_due = self._seen != (free_bytes, free_files) and time.monotonic() >= self._look_at
-        return None if near and not is_due else await self._measure(still=is_due, goes_on=True)
+        if near and not is_due:
+            return None
+        return await self._measure(still=is_due or len(self._pids()) > _CROWD, goes_on=True)
 
     async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""

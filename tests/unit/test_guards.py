@@ -25,11 +25,12 @@ async def nothing_to_give_up() -> bool:
 class Session:
     """Moves things about, until it is held still."""
 
-    moves = False
+    moves, held = False, 0
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
         self.moves, before = False, self.moves
+        self.held += 1
         yield
         self.moves = before
 
@@ -45,13 +46,14 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.session = Session()
+        self.processes = 0
         self.others = grow(path / "others", 80 * MIB)
         self.workspace = Workspace(path / "session")
         self.workspace.create(owner=None)
         self.stage = self.workspace.stage_path(self.workspace.new_stage())
         self.guard = DiskGuard(
             self.workspace,
-            lambda: [],
+            lambda: [os.getpid()] * self.processes,
             Limits(disk_bytes=32 * MIB),
             make_room=nothing_to_give_up,
             still=self.session.still,
@@ -91,6 +93,16 @@ async def test_a_run_that_goes_on_is_looked_at_from_time_to_time(disk: Disk, mon
 
     assert stop is not None
     assert "its limit is 32 MiB" in stop.message
+
+
+@pytest.mark.parametrize(("processes", "held"), [(2, 0), (200, 1)])
+async def test_a_crowd_is_held_still_for_every_look(disk: Disk, processes: int, held: int) -> None:
+    await disk.guard.take_stock()
+    disk.session.held, disk.processes = 0, processes
+    grow(disk.workspace.path / "others", 20 * MIB)  # much is written, and it is not time yet to look in any case
+
+    assert await disk.guard() is None
+    assert disk.session.held == held
 
 
 async def test_who_moves_directories_about_is_measured_while_he_is_held_still(
