@@ -119,7 +119,7 @@ def test_memory_in_disguise_stays_below_the_cap(open_session, tools, hoard):
     if run.error is not None:
         assert run.error.code in ("out_of_memory", "exception", "killed", "timeout")
     elif tools.live(session).computer.now.cgroup is cgroup:
-        assert tools.memory_of(session) <= CAP
+        assert tools.memory_of(session) <= CAP + tools.live(session).limits.snapshot_reserve_bytes
 
 
 def test_the_cache_of_files_is_the_guests_own_and_costs_it_nothing_else(open_session, tools):
