@@ -190,8 +190,11 @@ class ShellResult(Noun, frozen=True, kw_only=True):
     """`kept` if it returned something else than 0."""
     version: int
     ckpt: str
+    card: RunCard
     receipt: Receipt | None
     outputs: list[Change]
+    recovery: Recovery | None
+    """Set when it was rolled back."""
     exit_code: int | None
     """None if it did not live to return one: see `error`."""
     stdout: str

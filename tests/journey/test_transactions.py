@@ -106,12 +106,16 @@ def test_a_command_is_a_run_too(session: Session) -> None:
     )  # fmt: skip
     assert done.receipt is not None
     assert done.receipt.facts().kind == "command"
+    assert (done.card.run, done.card.stage, done.recovery) == (done.id, "committed", None)
 
     failed = session.shell("echo more >> by-command; exit 3")
     assert (failed.status, failed.exit_code, session.read("by-command")) == ("kept", 3, b"made\nmore\n")
 
     killed = session.shell("echo lost > by-command; sleep 60", timeout=0.3)
     assert (killed.status, session.read("by-command"), session.version) == ("rolled_back", b"made\nmore\n", 2)
+    assert killed.recovery is not None
+    assert (killed.recovery.code, killed.recovery.run, killed.card.stage) == ("timeout", killed.id, "rolled_back")
+    assert "by-command" in killed.recovery.discarded
     assert value(session, "open('by-command').read()") == "'made\\nmore\\n'"
 
 
