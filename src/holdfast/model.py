@@ -83,7 +83,8 @@ class Recovery(Noun, frozen=True, kw_only=True):
     cause: str
     """With its evidence, in words."""
     code: str
-    """The error's code; for a reset between two runs: reset, restarted or lost."""
+    """After a run that was rolled back, its error's. Of a session: `ok` (nothing was lost) or `lost`; `cause` says by
+    what."""
     at: float
     run: str | None
     memory: Memory
