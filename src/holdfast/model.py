@@ -125,7 +125,9 @@ class Run(Noun, frozen=True, kw_only=True):
     outputs: list[Change]
     """Files of /mnt/data that it added, changed or removed; of a rehearsal: would have."""
     names: dict[str, str]
-    """Names that it bound (name -> type); of a rehearsal: would have."""
+    """Names that it bound (name -> type); of a rehearsal: would have. A value that was changed in place is not seen."""
+    names_gone: list[str] = []
+    """Names that it deleted; of a rehearsal: would have."""
     checks: list[Check]
     recovery: Recovery | None
     """Set when it was rolled back."""
