@@ -130,7 +130,7 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
     back: list[Step] = []
     if expected.version < books.oldest:
         files = ["unknown: the state is too old"]
-    elif files and not not_kept(plan_restore(state.files, files_at(books, expected.version)), books.blobs):
+    elif files and can_be_restored(books, expected.version):
         back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")]
     return Differences(
         expected=str(expected),
@@ -141,6 +141,13 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
         resets=resets,
         steps=[*reruns(state), *back, Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is")],
     )
+
+
+def can_be_restored(books: Books, version: int) -> bool:
+    """Whether all files of an earlier version are kept. Looks at the disk."""
+    if version < books.oldest:
+        return False
+    return not not_kept(plan_restore(books.state.files, files_at(books, version)), books.blobs)
 
 
 def files_at(books: Books, version: int) -> dict[str, FileEntry]:
