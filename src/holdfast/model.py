@@ -65,6 +65,9 @@ Memory = Literal["kept", "restored", "lost"]
 Preflight = Literal["warn", "block", "off"]
 """What becomes of a cell that needs names which memory does not hold: it is told, not started, or not looked at."""
 Label = Literal["restored", "stale", "recomputable", "lost"]
+"""What can be done about a name that is in memory no more. `recomputable`: its run makes it again. `lost`: that run
+cannot be expected to, because a file that it read is not there any more as it was then. (The others are for durable
+checkpoints, which are yet to come.)"""
 
 
 class Step(Noun, frozen=True, omit_defaults=True):

@@ -15,12 +15,12 @@ import anyio
 from holdfast import once, planning, recovery
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
+from holdfast.inputs import as_found, is_certain
 from holdfast.once import Attempt
 from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.sessions import LiveSession, new_id
 from holdfast.store.rows import AnyWrite
-from holdfast.verification import as_found, is_certain
 from holdfast.whereabouts import explained, is_explained
 
 

@@ -25,6 +25,7 @@ from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavai
 from holdfast.executions import Aftermath, Execution
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
+from holdfast.inputs import Read, read_for_lost_names
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.notes import Notes
@@ -306,6 +307,7 @@ class _Transaction:
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
         state, sent = self.books.state, self.departures.may_have_happened
+        read = await read_for_lost_names(self.books) if aftermath.memory == "lost" else Read()
         ended = self._result(
             execution,
             Ending(
@@ -319,8 +321,9 @@ class _Transaction:
             nonlocal ended
             gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs})
             told = recovery.of_rollback(
-                state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent
-            )
+                state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent,
+                read=read,
+            )  # fmt: skip
             noted = [*verdict.checks, *checks.from_late_changes(theirs)]
             ended = msgspec.structs.replace(
                 ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved, checks=noted
