@@ -353,9 +353,9 @@ class AsyncSession:
 
 def shell_result(run: Run) -> ShellResult:
     return ShellResult(
-        id=run.id, status=run.status, version=run.version, ckpt=run.ckpt, receipt=run.receipt, outputs=run.outputs,
-        exit_code=run.exit_code, stdout=run.stdout, stderr=run.stderr, error=run.error, strays=run.strays,
-        duration_s=run.duration_s, egress=run.egress,
+        id=run.id, status=run.status, version=run.version, ckpt=run.ckpt, card=run.card, receipt=run.receipt,
+        outputs=run.outputs, recovery=run.recovery, exit_code=run.exit_code, stdout=run.stdout, stderr=run.stderr,
+        error=run.error, strays=run.strays, duration_s=run.duration_s, egress=run.egress,
     )  # fmt: skip
 
 

@@ -65,6 +65,9 @@ Memory = Literal["kept", "restored", "lost"]
 Preflight = Literal["warn", "block", "off"]
 """What becomes of a cell that needs names which memory does not hold: it is told, not started, or not looked at."""
 Label = Literal["restored", "stale", "recomputable", "lost"]
+"""What can be done about a name that is in memory no more. `recomputable`: its run makes it again. `lost`: that run
+cannot be expected to, because a file that it read is not there any more as it was then. (The others are for durable
+checkpoints, which are yet to come.)"""
 
 
 class Step(Noun, frozen=True, omit_defaults=True):
@@ -83,7 +86,8 @@ class Recovery(Noun, frozen=True, kw_only=True):
     cause: str
     """With its evidence, in words."""
     code: str
-    """The error's code; for a reset between two runs: reset, restarted or lost."""
+    """After a run that was rolled back, its error's. Of a session: `ok` (nothing was lost) or `lost`; `cause` says by
+    what."""
     at: float
     run: str | None
     memory: Memory
@@ -124,7 +128,9 @@ class Run(Noun, frozen=True, kw_only=True):
     outputs: list[Change]
     """Files of /mnt/data that it added, changed or removed; of a rehearsal: would have."""
     names: dict[str, str]
-    """Names that it bound (name -> type); of a rehearsal: would have."""
+    """Names that it bound (name -> type); of a rehearsal: would have. A value that was changed in place is not seen."""
+    names_gone: list[str] = []
+    """Names that it deleted; of a rehearsal: would have."""
     checks: list[Check]
     recovery: Recovery | None
     """Set when it was rolled back."""
@@ -190,8 +196,11 @@ class ShellResult(Noun, frozen=True, kw_only=True):
     """`kept` if it returned something else than 0."""
     version: int
     ckpt: str
+    card: RunCard
     receipt: Receipt | None
     outputs: list[Change]
+    recovery: Recovery | None
+    """Set when it was rolled back."""
     exit_code: int | None
     """None if it did not live to return one: see `error`."""
     stdout: str

@@ -1,8 +1,8 @@
 """Exactly once: a key has at most one committed run.
 
 The same key again gets the recorded answer, also while the first is still running (it waits), also after a crash of
-the host. A run that we or a crash rolled back may run again, as the next attempt; one that its own code failed keeps
-its answer, unless the caller wants a retry.
+the host. A run that we or a crash rolled back, or that was never started, may run again, as the next attempt; one that
+its own code failed keeps its answer, unless the caller wants a retry.
 """
 
 from collections.abc import AsyncIterator

@@ -15,12 +15,13 @@ import anyio
 from holdfast import once, planning, recovery
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
+from holdfast.inputs import as_found, is_certain
 from holdfast.once import Attempt
 from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.sessions import LiveSession, new_id
 from holdfast.store.rows import AnyWrite
-from holdfast.verification import as_found, is_certain
+from holdfast.whereabouts import explained, is_explained
 
 
 class Plan:
@@ -49,7 +50,7 @@ class Plan:
         if self.is_noted:
             return None
         self.card = self._draft()
-        if not is_certain(self._books, self.card):
+        if not (is_certain(self._books, self.card) and is_explained(self._books, self.card)):
             return self._begin_later(watched=watched)
         self._note_first(watched=watched)
         return None
@@ -64,8 +65,16 @@ class Plan:
 
     async def _look(self, card: RunCard) -> None:
         with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
-            self.card, strange = await as_found(self._books, card)
+            found, strange = await as_found(self._books, card)
+            self.card = await explained(self._session, found, is_kept=self._is_kept)
         self.outside += strange
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the run becomes a version also if it raises, as one that lacks a name does."""
+        policy = self._request.preflight or self._session.preflight
+        is_begun = policy != "block" and not self._request.rehearse
+        return is_begun and (self._request.mode or self._session.mode) == "notebook"
 
     def _note_first(self, *, watched: bool) -> None:
         self.note(at_once=watched or self._request.key is not None or bool(self._books.watchers))
@@ -102,7 +111,8 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     refuse_nonsense(request, session.limits)
     await session.wait_settled()
     await recovery.refuse_if_moved(session.books, request.expect)
-    return (await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1)))[0]
+    card, _ = await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1))
+    return await explained(session, card)
 
 
 def card_of(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:

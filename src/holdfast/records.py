@@ -180,7 +180,7 @@ class Settled(Record, frozen=True, kw_only=True):
     """Why it was rolled back."""
     by: Literal["", "user", "system"] = ""
     """Who is to blame for a rollback: the user's own code, or what came from outside of it (a crash, a full disk, an
-    interrupt, a caller who left)."""
+    interrupt, a caller who left, a name that memory lacked, so that it was not started)."""
     receipt_sha256: str = ""
 
 

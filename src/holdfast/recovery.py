@@ -4,7 +4,7 @@ Each is said twice: as data, and as a few lines that a model can follow. Nothing
 """
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.errors import StateMoved
 from holdfast.executions import Aftermath
+from holdfast.inputs import Read, read_for_lost_names, spoilt
 from holdfast.model import Label, Memory, Recovery, RunError, Step
 from holdfast.records import FileEntry, Lost
 from holdfast.resources.restoring import not_kept, plan_restore, undo
@@ -33,6 +34,7 @@ _ADVICE = {
     "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }
 
+_NOTHING_READ = Read()
 _LOOK_OUTSIDE = Step(action="check", why="nothing takes them back: sent again they may happen twice")
 
 
@@ -59,9 +61,11 @@ def of_rollback(
     saved: Sequence[str],
     gave_way: Sequence[str],
     sent: list[str],
+    read: Read,
 ) -> Recovery:
     """After a run that was rolled back, to this state; `undone` are the files that it had touched, `gave_way` those
-    that had no place beside what it had saved, `sent` the requests that left."""
+    that had no place beside what it had saved, `sent` the requests that left, `read` what the runs had read that made
+    what was lost with it."""
     kept = f"; saved on the way and kept: {_few(saved)}" if saved else ""
     kept += f", in place of {_few(gave_way)}" if gave_way else ""
     advice = msgspec.structs.replace(_ADVICE.get(error.code, _ADVICE["exception"]), run=run)
@@ -77,11 +81,13 @@ def of_rollback(
         not_restored=aftermath.not_restored,
         may_have_happened=sent,
         first=[advice],
+        read=read,
     )
 
 
-def of_session(books: Books) -> Recovery:
+async def of_session(books: Books) -> Recovery:
     """Where the session stands now, and why memory is not what it was. Asking changes nothing."""
+    read = await read_for_lost_names(books)
     state = books.state
     last = books.losses[-1] if books.losses else None
     if last is None:
@@ -102,25 +108,30 @@ def of_session(books: Books) -> Recovery:
         not_restored=[],
         may_have_happened=books.may_have_happened,
         first=[],
+        read=read,
     )
 
 
-def labels(state: State) -> dict[str, Label]:
-    """Names that are in memory no more. Each was bound by a run whose code the journal has."""
+def labels(state: State, read: Read) -> dict[str, Label]:
+    """Names that are in memory no more. Each was bound by a run whose code the journal has: it makes them again, unless
+    what it read is not there as it was."""
     gone = {name: row for name, row in state.names.items() if row.generation != state.generation}
-    return {name: "recomputable" if row.run else "lost" for name, row in sorted(gone.items())}
+    spoils = spoilt(read, state.files)
+    return {name: "lost" if row.run in spoils else "recomputable" for name, row in sorted(gone.items())}
 
 
-def reruns(state: State) -> list[Step]:
-    """The runs that bound the lost names, in their order."""
+def reruns(state: State, read: Read) -> list[Step]:
+    """The runs that bound the lost names, in their order; and why one may not make them again as they were."""
+    order, spoils = {run: number for number, run in enumerate(read.by_run)}, spoilt(read, state.files)
     wanted: dict[str, list[str]] = {}
     for name, row in state.names.items():
-        if row.generation != state.generation and row.run:
+        if row.generation != state.generation:
             wanted.setdefault(row.run, []).append(name)
-    return [Step(action="rerun", run=run, names=sorted(names)) for run, names in wanted.items()]
+    runs = sorted(wanted, key=lambda run: order.get(run, len(order)))
+    return [Step(action="rerun", run=run, names=sorted(wanted[run]), why=spoils.get(run, "")) for run in runs]
 
 
-def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> Differences:
+def differences(books: Books, expected: Ckpt, *, later_runs: Container[str], read: Read) -> Differences:
     """What a caller that believes in `expected` has to know; `later_runs` are those that committed since."""
     state = books.state
     since = [changes for version, changes in books.recent if version > expected.version]
@@ -130,7 +141,7 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
     back: list[Step] = []
     if expected.version < books.oldest:
         files = ["unknown: the state is too old"]
-    elif files and not not_kept(plan_restore(state.files, files_at(books, expected.version)), books.blobs):
+    elif files and can_be_restored(books, expected.version):
         back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")]
     return Differences(
         expected=str(expected),
@@ -139,8 +150,19 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str]) -> 
         names_lost=lost,
         names_changed=sorted(name for name, (_, run) in state.live().items() if run in later_runs),
         resets=resets,
-        steps=[*reruns(state), *back, Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is")],
+        steps=[
+            *reruns(state, read),
+            *back,
+            Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is"),
+        ],
     )
+
+
+def can_be_restored(books: Books, version: int) -> bool:
+    """Whether all files of an earlier version are kept. Looks at the disk."""
+    if version < books.oldest:
+        return False
+    return not not_kept(plan_restore(books.state.files, files_at(books, version)), books.blobs)
 
 
 def files_at(books: Books, version: int) -> dict[str, FileEntry]:
@@ -158,7 +180,8 @@ async def refuse_if_moved(books: Books, expect: str | None) -> None:
         return
     believed, rows = await resolve(books, expect)
     later = {row.run for row in rows if row.version > believed.version}
-    differs = await books.in_thread(lambda: differences(books, believed, later_runs=later))
+    read = await read_for_lost_names(books)
+    differs = await books.in_thread(lambda: differences(books, believed, later_runs=later, read=read))
     resets = "; ".join(f"{lost.cause} ({_clock(lost.at)})" for lost in differs.resets)
     raise StateMoved(
         f"expected {believed}, the session is at {found}; "
@@ -205,10 +228,11 @@ def _written(
     not_restored: list[str],
     may_have_happened: list[str],
     first: list[Step],
+    read: Read = _NOTHING_READ,
 ) -> Recovery:
-    names = labels(state) if memory == "lost" else {}
+    names = labels(state, read) if memory == "lost" else {}
     ckpt = str(state.ckpt())
-    steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state) if names else []), *first]
+    steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state, read) if names else []), *first]
     lines = [
         f"Cause: {cause}",
         f"When: {_clock(at)}" + (f", in {run}" if run else ""),
@@ -227,12 +251,15 @@ def _written(
     )  # fmt: skip
 
 
-def _memory_in_words(memory: Memory, names: dict[str, Label]) -> str:
+def _memory_in_words(memory: Memory, names: Mapping[str, Label]) -> str:
     if memory == "restored":
         return "as it was before the run"
     if memory == "kept":
         return "intact"
-    return f"lost; to be computed again: {_few(list(names))}" if names else "lost; no name is missing now"
+    again, gone = ([name for name, label in names.items() if label == each] for each in ("recomputable", "lost"))
+    told = [f"to be computed again: {_few(again)}"] if again else []
+    told += [f"not as they were, for what they were made of has changed: {_few(gone)}"] if gone else []
+    return "; ".join(["lost", *(told or ["no name is missing now"])])
 
 
 def _in_words(step: Step) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.config import Limits
 from holdfast.errors import InvalidSetting
 from holdfast.expectations import Expected
-from holdfast.kernel.wire import Script
+from holdfast.kernel import wire
 from holdfast.model import Mode, Preflight
 
 _TEXT_BYTES = 64
@@ -34,7 +34,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     rehearse: bool = False
     preflight: Preflight | None = None
     silent: bool = False
-    script: Script | None = None
+    script: wire.Script | None = None
     """It is a file that is run, and not a cell."""
     run: str = ""
     """The id of a plan that was made before."""
@@ -45,6 +45,13 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         same = [self.kind, self.code, *self.inputs, "", *outputs, "", *self.asserts]
         same += ["", self.script.file, *self.script.arguments] if self.script else []
         return hashlib.sha256(msgspec.msgpack.encode(same)).hexdigest()
+
+
+def to_guest(request: RunRequest, *, turn: int, stdin: bool) -> wire.Execute | wire.Shell:
+    """The same in the words of the kernel's wire; `stdin`: somebody answers `input()`."""
+    if request.kind == "command":
+        return wire.Shell(turn=turn, command=request.code)
+    return wire.Execute(turn=turn, code=request.code, stdin=stdin, silent=request.silent, script=request.script)
 
 
 def refuse_nonsense(request: RunRequest, limits: Limits) -> None:

@@ -49,6 +49,7 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         receipt=None,
         outputs=[change for change in in_data(ending.changes) if change.kind != "directory"],
         names={name: kind for name, (kind, _) in ending.names.items() if kind},
+        names_gone=sorted(name for name, (kind, _) in ending.names.items() if not kind),
         checks=ending.checks,
         recovery=None,
         findings=card.findings,

@@ -25,7 +25,7 @@ from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavai
 from holdfast.executions import Aftermath, Execution
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
-from holdfast.kernel import wire
+from holdfast.inputs import Read, read_for_lost_names
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.notes import Notes
@@ -33,7 +33,7 @@ from holdfast.plans import Plan
 from holdfast.preflight import check_syntax
 from holdfast.receipts import as_seen
 from holdfast.records import Change, Executed, Saved, Verified
-from holdfast.requests import RunRequest, refuse_nonsense
+from holdfast.requests import RunRequest, refuse_nonsense, to_guest
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
@@ -140,16 +140,9 @@ class _Transaction:
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         self.is_back = False
-        turn, code = self.computer.next_turn(), self.request.code
-        request = (
-            wire.Shell(turn=turn, command=code)
-            if self.request.kind == "command"
-            else wire.Execute(
-                turn=turn, code=code, stdin=ask is not None, silent=self.request.silent, script=self.request.script
-            )
-        )
+        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None)
         execution = await self.computer.execute(
-            self.id, request, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
+            self.id, told, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,
         )  # fmt: skip
         return self.departures.explained(execution)
@@ -314,6 +307,7 @@ class _Transaction:
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
         state, sent = self.books.state, self.departures.may_have_happened
+        read = await read_for_lost_names(self.books) if aftermath.memory == "lost" else Read()
         ended = self._result(
             execution,
             Ending(
@@ -327,8 +321,9 @@ class _Transaction:
             nonlocal ended
             gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs})
             told = recovery.of_rollback(
-                state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent
-            )
+                state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent,
+                read=read,
+            )  # fmt: skip
             noted = [*verdict.checks, *checks.from_late_changes(theirs)]
             ended = msgspec.structs.replace(
                 ended, recovery=told, ckpt=told.ckpt, version=told.version, saved=saved, checks=noted
@@ -336,7 +331,8 @@ class _Transaction:
             return once.encode(ended, self.request)
 
         settlement = await self._settle_back(
-            reason=in_short(error), blame="system" if execution and execution.is_from_outside else "user",
+            # Code that was not even started has not failed, and its key is free.
+            reason=in_short(error), blame="system" if execution is None or execution.is_from_outside else "user",
             checks=verdict.checks, refused=self.departures.refused, answer=answer,
         )  # fmt: skip
         if settlement.saved or settlement.theirs:

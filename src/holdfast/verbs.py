@@ -145,7 +145,7 @@ async def read(session: LiveSession, path: PathLike) -> AsyncGenerator[bytes, No
 
 
 async def recover(session: LiveSession) -> Recovery:
-    return recovery.of_session(session.books)
+    return await recovery.of_session(session.books)
 
 
 async def history(session: LiveSession, *, limit: int) -> list[HistoryEntry]:

@@ -6,7 +6,6 @@ frozen, and what it wrote is read from its layer and hashed: nobody can change i
 
 import os
 import stat
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.departures import Departures
 from holdfast.executions import Execution
+from holdfast.inputs import changed_on_host, named
 from holdfast.paths import to_bytes, to_text
-from holdfast.records import Change, Check, FileEntry, Input, RunCard
+from holdfast.records import Change, Check, FileEntry, RunCard
 from holdfast.requests import RunRequest
 from holdfast.resources.descent import Cursor, Parts
 from holdfast.resources.layers import Unreadable, read_changes
@@ -83,46 +83,12 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
 async def _compared(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> Verdict:
     """With what was declared and forecast, and with what others did to the same files."""
     replaced = [change.path for change in changes if change.before and change.area == "data"]
-    strange = list(await changed_on_host(books, [*_named(card), *replaced]))
+    strange = list(await changed_on_host(books, [*named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
     lost = [path for path in strange if (was := books.state.files.get(path)) and not books.blobs.has(was.sha256)]
     told = checks.from_strangers(strange, lost=lost)
     found = [*_compare(books, request, card, changes), *told, *disturbed]
     return Verdict(checks=found, strange=strange)
-
-
-async def changed_on_host(books: Books, paths: list[str]) -> dict[str, FileEntry | None]:
-    """Of these files, those that are not what was committed, and what is there instead."""
-    if not paths or books.workspace.shared is not None:  # there, `census` tells
-        return {}
-    intact, known = books.workspace.intact, books.state.files
-    unsure = intact.unsure(paths, known)
-    return await books.in_thread(lambda: intact.strange(unsure, known)) if unsure else {}
-
-
-def is_certain(books: Books, card: RunCard) -> bool:
-    """Whether its inputs are what was committed, as far as that can be told without reading them."""
-    return books.workspace.shared is not None or not books.workspace.intact.unsure(_named(card), books.state.files)
-
-
-async def as_found(books: Books, card: RunCard) -> tuple[RunCard, list[str]]:
-    """The card with its inputs as they are on disk; and those that somebody has changed there since."""
-    there = await changed_on_host(books, _named(card))
-    if not there:
-        return card, []
-    inputs, forecast = ([_found(one, there) for one in given] for given in (card.inputs, card.forecast_inputs))
-    return msgspec.structs.replace(card, inputs=inputs, forecast_inputs=forecast), list(there)[:_MOST_NAMED]
-
-
-def _named(card: RunCard) -> list[str]:
-    return [one.path for one in (*card.inputs, *card.forecast_inputs)]
-
-
-def _found(given: Input, there: Mapping[str, FileEntry | None]) -> Input:
-    if given.path not in there:
-        return given
-    entry = there[given.path]
-    return Input(path=given.path, sha256=entry.sha256, bytes=entry.bytes) if entry else Input(path=given.path)
 
 
 async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> list[Check]:

@@ -22,6 +22,7 @@ from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, StateMoved, as_
 from holdfast.expectations import PathLike
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
+from holdfast.inputs import changed_on_host
 from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, as_seen
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
@@ -37,7 +38,7 @@ from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, settle, state_after, write_manifest
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
-from holdfast.verification import changed_on_host, changed_outside
+from holdfast.verification import changed_outside
 
 _MOST_NAMED = 10
 _MOST_RUNS = 1_000

@@ -70,6 +70,21 @@ async def test_what_is_committed_is_not_tried_again_and_its_answer_has_the_prese
     assert again == msgspec.structs.replace(first, replayed=True, ckpt=later.ckpt)
 
 
+async def test_what_was_not_started_for_want_of_a_name_runs_when_the_name_is_there(session: AsyncSession) -> None:
+    code = "open('count.txt', 'a').write(f'{n}\\n')"
+    refused = [await session.run(code, key="k", preflight="block") for _ in range(2)]
+    await session.run("n = 1")
+    done, again = [await session.run(code, key="k", preflight="block") for _ in range(2)]
+
+    assert [(run.status, run.attempt, run.replayed) for run in refused] == [
+        ("rolled_back", 1, False), ("rolled_back", 2, False),
+    ]  # fmt: skip
+    assert refused[0].receipt is not None
+    assert refused[0].receipt.facts().blame == "system"
+    assert (done.status, done.attempt, done.replayed) == ("committed", 3, False)
+    assert (again.id, again.replayed, await session.read("count.txt")) == (done.id, True, b"1\n")
+
+
 async def test_what_was_interrupted_or_left_by_its_caller_runs_again_as_the_next_attempt(session: AsyncSession) -> None:
     code = "import time; open('f', 'a').write('x'); print('on', flush=True); time.sleep(SECONDS)"
     loop, begun = asyncio.get_running_loop(), asyncio.Event()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Run, Session, cards
+from holdfast import Run, Session, cards, whereabouts
 from holdfast.errors import InvalidSetting, StateMoved
 
 TRANSPORTS = True
@@ -118,6 +118,40 @@ def test_a_name_that_memory_lacks_is_explained_from_the_journal(session: Session
     assert f"re-run {first.id}" in finding.message
     assert session.plan("total = sum(dg)").findings[0].message == "`dg` is not in memory: no run has defined it"
     assert session.plan("total = sum(df)", preflight="off").findings == []
+
+
+def test_a_name_that_was_deleted_has_the_run_that_defined_it_and_the_one_that_deleted_it(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, **where) as first:
+        kept = first.id
+        ok(first.run("x = 0"))
+        ok(first.run("del x"))
+        made, taken = ok(first.run("x = 1")), ok(first.run("del x"))
+        told = f"`x` was defined by run {made.id}, and deleted by run {taken.id}; re-run {made.id}"
+        (planned,) = first.plan("print(x)").findings
+        warned, blocked = first.run("print(x)"), first.run("print(x)", preflight="block")
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        (resumed,) = again.plan("print(x, y)").findings[:1]
+        assert again.plan("x, y").findings[1].message == "`y` is not in memory: no run has defined it"
+
+    assert (planned.message, planned.hint, planned.names) == (told, f"re-run {made.id}", ["x"])
+    assert [run.findings for run in (warned, blocked)] == [[planned], [planned]]
+    assert blocked.error is not None
+    assert told in blocked.error.message
+    assert resumed == planned
+
+
+@pytest.mark.embedded("looks inside the process")
+def test_of_a_name_that_was_deleted_long_ago_nothing_false_is_said(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whereabouts, "_LOOKED_BACK", 2)
+    ok(session.run("x = 1"))
+    taken = ok(session.run("del x"))
+    ok(session.run("1"))
+    assert session.plan("x").findings[0].message == f"`x` was deleted by run {taken.id}"
+    ok(session.run("1"))
+    assert session.plan("x").findings[0].message == "`x` is not in memory: none of the last 2 runs has defined it"
 
 
 def test_warned_a_cell_runs_and_blocked_it_does_not(session: Session) -> None:

@@ -38,12 +38,15 @@ def test_a_rehearsal_tells_what_the_run_then_does(session: Session) -> None:
     assert {(change.path, change.action) for change in rehearsed.outputs} == {
         ("f", "changed"), ("g", "removed"), ("d/h", "added"),
     }  # fmt: skip
+    # What is changed in place is taken back as well, and not seen: `items` is bound to the same list.
+    assert (rehearsed.names, rehearsed.names_gone) == ({"os": "module", "x": "int", "new": "str"}, ["gone"])
     assert ok(session.run("x, items, gone, 'new' in globals(), sorted(__import__('os').listdir())")).text == (
         "(1, [1], 1, False, ['f', 'g'])"
     )
 
     real = ok(session.run(CHANGES))
     assert (told(real.outputs), real.names, real.version) == (told(rehearsed.outputs), rehearsed.names, 3)
+    assert (real.names_gone, "gone" in session.names()) == (["gone"], False)
     assert real.receipt is not None
     assert real.receipt.number == 3
 

@@ -2,6 +2,7 @@
 what cannot come back is named."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -377,12 +378,67 @@ def test_memory_of_a_generation_that_was_lost_does_not_come_back(undoing: Sessio
 
 def test_a_name_that_a_restore_took_back_is_missed_by_who_expects_it(undoing: Session) -> None:
     one, two = ok(undoing.run("x = 1")).ckpt, ok(undoing.run("y = 2")).ckpt
-    undoing.restore(one)
+    back = undoing.restore(one)
 
     with pytest.raises(StateMoved):
         undoing.run("y", expect=two)
     blocked = undoing.run("y", preflight="block")
-    assert blocked.findings[0].names == ["y"]
+    (finding,) = blocked.findings
+    made = undoing.history()[1].run
+    assert finding.names == ["y"]
+    assert finding.message == (
+        f"`y` was defined by run {made}, and taken back by {back.id}, which restored an earlier state; {finding.hint}"
+    )
+    assert finding.hint == f"re-run {made} or restore {two}"
+    assert undoing.restore(two).memory == "restored"
+    assert ok(undoing.run("y")).text == "2"
+
+
+def offered(session: Session, code: str) -> str | None:
+    """The CKPT that is offered to whoever lacks a name."""
+    (finding,) = session.plan(code).findings
+    found = re.findall("restore (CKPT-[^ ]+)", finding.hint)
+    assert all(ckpt in finding.message for ckpt in found)
+    return found[0] if found else None
+
+
+def test_a_name_that_was_deleted_is_offered_as_long_as_its_memory_sleeps(undoing: Session) -> None:
+    ok(undoing.run("x = 1; open('f', 'w').write('1')"))
+    latest = ok(undoing.run("x = 2; open('f', 'w').write('2')")).ckpt
+    ok(undoing.run("del x; open('f', 'w').write('3')"))
+
+    assert offered(undoing, "x") == latest, "the latest that has it"
+    ok(undoing.run("y = 1"))
+    warned = undoing.run("x")
+    assert warned.status == "rolled_back"
+    assert latest in warned.findings[0].hint
+    assert undoing.restore(latest).memory == "restored"
+    assert ok(undoing.run("x, open('f').read()")).text == "(2, '2')"
+    ok(undoing.run("del x"))
+    for _ in range(4):
+        ok(undoing.run("1"))
+    assert offered(undoing, "x") is None, "it had to make room"
+
+
+def test_what_is_lost_and_what_would_be_gone_by_then_is_not_offered(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, undo=1, mode="notebook", **where) as session:
+        ok(session.run("x = 1"))
+        ok(session.run("del x"))
+        assert offered(session, "x") is not None
+        failed = session.run("x")  # a version more, and only one is kept
+        assert (failed.status, "restore" in failed.findings[0].hint) == ("kept", False)
+        ok(session.run("x = 2"))
+        session.reset()
+        assert offered(session, "x") is None
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_a_version_whose_files_are_not_kept_is_not_offered(undoing: Session) -> None:
+    ok(undoing.run("x = 1; open('f', 'w').write('1')"))
+    (home_of(undoing) / "files" / "data" / "f").write_text("edited")
+    ok(undoing.run("del x; open('f', 'w').write('2')"))
+
+    assert offered(undoing, "x") is None
 
 
 def test_more_than_sixteen_versions_are_not_kept(where: dict[str, Any]) -> None:

@@ -11,7 +11,9 @@ import pytest
 from holdfast import AsyncSession, Run, Session
 from holdfast.cli.verify import check_session
 from holdfast.config import default_home
+from holdfast.errors import StateMoved
 from holdfast.model import Step
+from holdfast.recovery import Differences
 
 TRANSPORTS = True
 
@@ -106,12 +108,16 @@ def test_a_command_is_a_run_too(session: Session) -> None:
     )  # fmt: skip
     assert done.receipt is not None
     assert done.receipt.facts().kind == "command"
+    assert (done.card.run, done.card.stage, done.recovery) == (done.id, "committed", None)
 
     failed = session.shell("echo more >> by-command; exit 3")
     assert (failed.status, failed.exit_code, session.read("by-command")) == ("kept", 3, b"made\nmore\n")
 
     killed = session.shell("echo lost > by-command; sleep 60", timeout=0.3)
     assert (killed.status, session.read("by-command"), session.version) == ("rolled_back", b"made\nmore\n", 2)
+    assert killed.recovery is not None
+    assert (killed.recovery.code, killed.recovery.run, killed.card.stage) == ("timeout", killed.id, "rolled_back")
+    assert "by-command" in killed.recovery.discarded
     assert value(session, "open('by-command').read()") == "'made\\nmore\\n'"
 
 
@@ -273,6 +279,69 @@ def test_recover_tells_the_same_each_time_and_until_names_are_back(session: Sess
     assert session.recover().names == {}
     assert session.recover().steps == []
     assert "computed again" not in session.recover().text
+
+
+def test_a_name_is_lost_where_what_its_run_read_is_not_there_as_it_was(session: Session) -> None:
+    for path in ("kept.csv", "changed.csv", "removed.csv", "own.csv"):
+        session.write(path, path)
+    runs = {path: ok(session.run(f"{path[:-4]} = open({path!r}).read()")) for path in ("kept.csv", "changed.csv")}
+    runs["removed.csv"] = ok(session.run("removed = 1", inputs=["removed.csv"]))
+    runs["own.csv"] = ok(session.run("own = open('own.csv').read(); open('own.csv', 'w').write(own.upper())"))
+    made = ok(session.run("open('made.csv', 'w').write('1'); made = open('made.csv').read()"))
+    session.write("changed.csv", "anew")
+    session.remove("removed.csv")
+    believed = session.ckpt
+    session.reset()
+    told = session.recover()
+
+    assert told.names == {
+        "kept": "recomputable", "made": "recomputable", "changed": "lost", "own": "lost", "removed": "lost",
+    }  # fmt: skip
+    why = {
+        "changed.csv": f"changed.csv, which {runs['changed.csv'].id} read, has changed since",
+        "removed.csv": f"removed.csv, which {runs['removed.csv'].id} read, has been removed since",
+        "own.csv": f"own.csv, which {runs['own.csv'].id} read, has changed since",
+    }
+    steps = [Step(action="rerun", run=run.id, names=[path[:-4]], why=why.get(path, "")) for path, run in runs.items()]
+    assert told.steps == [*steps, Step(action="rerun", run=made.id, names=["made"])]
+    assert "lost; to be computed again: kept, made; not as they were" in told.text
+    assert f"run {runs['own.csv'].id} again for own ({why['own.csv']})" in told.text
+    assert session.recover() == told
+    with pytest.raises(StateMoved) as moved:
+        session.run("1", expect=believed)
+    differs = moved.value.differs
+    assert isinstance(differs, Differences)
+    assert differs.steps[:-1] == told.steps
+    session.write("changed.csv", "changed.csv")
+    assert session.recover().names["changed"] == "recomputable"
+
+
+def test_the_runs_that_bring_names_back_come_in_their_order_also_when_resumed(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, **where) as first:
+        kept = first.id
+        runs = [ok(first.run(code)).id for code in ("z = 1", "y = z + 1", "z = z + y", "a = y + z")]
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        told = again.recover()
+
+    assert [(step.run, step.names) for step in told.steps] == [(runs[1], ["y"]), (runs[2], ["z"]), (runs[3], ["a"])]
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_what_a_run_had_read_may_also_have_changed_on_the_host(session: Session) -> None:
+    committed = default_home() / "sessions" / session.id / "files" / "data"
+    session.write("edited.csv", "1")
+    session.write("strange.csv", "1")
+    (committed / "strange.csv").write_text("edited before it was read")
+    ok(session.run("edited = open('edited.csv').read()"))
+    ok(session.run("strange = open('strange.csv').read()"))
+    (committed / "edited.csv").write_text("edited since")
+    died = session.run("import os, time; os.kill(-1, 9); time.sleep(0.2)\nos._exit(2)")
+
+    assert died.recovery is not None
+    assert died.recovery.names == {"edited": "lost", "strange": "recomputable"}
+    assert "edited.csv, which" in died.recovery.text
+    assert session.recover().names == died.recovery.names
 
 
 # -- receipts ----------------------------------------------------------------------------------------------------

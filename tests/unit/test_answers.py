@@ -121,6 +121,14 @@ def test_a_failed_check_is_named() -> None:
     assert "forecast" not in answer.text
 
 
+@pytest.mark.parametrize(("status", "words"), [("committed", "names deleted: df"), ("rehearsed", "would delete: df")])
+def test_names_that_are_gone_are_named(status: str, words: str) -> None:
+    answer = answers.of_run(a_run(status=status, names_gone=["df"]))
+
+    assert words in answer.text
+    assert answer.facts["names_gone"] == ["df"]
+
+
 def test_a_refusal_has_code_message_hint_and_what_differs() -> None:
     busy = answers.of_error(HomeBusy("in use", hint="use another"))
     moved = answers.of_error(StateMoved("elsewhere", hint="recover", differs=[FileEntry(path="a", sha256="", bytes=1)]))

@@ -284,7 +284,7 @@ async def test_the_receipt_of_a_rolled_back_run_is_made_of_its_records_alone(boo
 
     assert receipt(settlement.receipt.envelope).facts().egress == SENT
     assert books.may_have_happened == SENT
-    told = recovery.of_session(books)
+    told = await recovery.of_session(books)
     assert told.may_have_happened == SENT
     assert f"May have happened: {SENT[0]}, {SENT[1]}" in told.text
     assert told.steps[0].action == "check"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.preflight import check_syntax, examine, explain_missing, missing_names
+from holdfast.preflight import Gone, check_syntax, examine, explain_missing, missing_names
 from holdfast.records import Lost
 from holdfast.store.rows import NameRow
 
@@ -176,8 +176,32 @@ def test_the_usual_imports_are_offered() -> None:
     assert explain_missing("np", past={}, losses=[], generation=1).hint == "add `import numpy as np`"
 
 
-def test_a_name_of_this_generation_was_deleted() -> None:
-    assert "deleted" in explain_missing("sales", past=PAST, losses=LOSSES, generation=3).message
+def test_a_name_that_was_deleted_says_by_which_run_and_what_brings_it_back() -> None:
+    gone = Gone(by="run_9", is_deletion=True, run="run_3")
+    finding = explain_missing("x", past=PAST, losses=LOSSES, generation=3, gone=gone, way_back="CKPT-s-g3-v7-00")
+
+    assert finding.message == (
+        "`x` was defined by run run_3, and deleted by run run_9; re-run run_3 or restore CKPT-s-g3-v7-00"
+    )
+    assert finding.hint == "re-run run_3 or restore CKPT-s-g3-v7-00"
+
+
+def test_a_name_that_a_restore_took_back_says_so() -> None:
+    gone = Gone(by="restore_9", is_deletion=False, run="run_3")
+    finding = explain_missing("x", past=PAST, losses=LOSSES, generation=3, gone=gone)
+
+    assert finding.message == (
+        "`x` was defined by run run_3, and taken back by restore_9, which restored an earlier state; re-run run_3"
+    )
+
+
+def test_of_what_was_not_looked_at_nothing_is_said() -> None:
+    gone = Gone(by="run_900", is_deletion=True)
+    deleted = explain_missing("x", past={}, losses=[], generation=1, gone=gone, looked_back=300)
+    unknown = explain_missing("x", past={}, losses=[], generation=1, looked_back=300)
+
+    assert (deleted.message, deleted.hint) == ("`x` was deleted by run run_900", "define it in this run")
+    assert unknown.message == "`x` is not in memory: none of the last 300 runs has defined it"
 
 
 def test_a_loss_that_was_not_recorded_is_still_a_loss() -> None:

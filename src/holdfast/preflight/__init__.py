@@ -9,12 +9,12 @@ from collections.abc import Container, Mapping, Sequence
 
 from holdfast.preflight.forecast import forecast
 from holdfast.preflight.ledger import Forecast
-from holdfast.preflight.names import explain_missing, missing_names
+from holdfast.preflight.names import Gone, explain_missing, missing_names
 from holdfast.preflight.syntax import check_syntax
 from holdfast.records import Finding, Lost
 from holdfast.store.rows import NameRow
 
-__all__ = ["Forecast", "check_syntax", "examine", "explain_missing", "forecast", "missing_names"]
+__all__ = ["Forecast", "Gone", "check_syntax", "examine", "explain_missing", "forecast", "missing_names"]
 
 
 def examine(

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from holdfast.preflight import doubts, ipython, scopes
-from holdfast.records import Finding, Lost
+from holdfast.records import Finding, Lost, Noun
 from holdfast.store.rows import NameRow
 
 # Site's additions are named: a host started with -S has none of them.
@@ -237,22 +237,56 @@ _USUAL = {
 _MOST_COMPARED = 1_000
 
 
-def explain_missing(name: str, *, past: Mapping[str, NameRow], losses: Sequence[Lost], generation: int) -> Finding:
-    """Why a name is not there, from what the journal knows, and what brings it back.
+class Gone(Noun, frozen=True, kw_only=True):
+    """A name that a run took away."""
+
+    by: str
+    is_deletion: bool
+    """Otherwise that run went back to an earlier version, whose memory had no such name."""
+    run: str = ""
+    """That had bound it; empty: so long ago that nobody looked."""
+
+
+def explain_missing(
+    name: str,
+    *,
+    past: Mapping[str, NameRow],
+    losses: Sequence[Lost],
+    generation: int,
+    gone: Gone | None = None,
+    way_back: str = "",
+    looked_back: int | None = None,
+) -> Finding:
+    """Why a name is not there, from what the journal knows, and what brings it back: a run, or `way_back`, the CKPT of
+    a version whose memory has it. `looked_back` is how many runs were asked, if it was not all.
 
     >>> explain_missing("pd", past={}, losses=[], generation=1).hint
     'add `import pandas as pd`'
     """
     row = past.get(name)
-    if row is None:
-        message, hint = f"`{name}` is not in memory: no run has defined it", _hint_unknown(name, past, generation)
-    elif row.generation >= generation:
-        message = f"`{name}` was defined by run {row.run} and is not in memory any more: it was deleted since"
-        hint = f"re-run {row.run}"
+    if row is not None:
+        run, story = row.run, f"was defined by run {row.run} in generation {row.generation}; {_loss(row, losses)}"
+    elif gone is not None:
+        run, story = gone.run, _taken_away(gone)
     else:
-        message = f"`{name}` was defined by run {row.run} in generation {row.generation}; {_loss(row, losses)}"
-        message, hint = f"{message}; re-run {row.run}", f"re-run {row.run}"
+        told = f"none of the last {looked_back:,} runs has defined it" if looked_back else "no run has defined it"
+        hint = _hint_unknown(name, past, generation)
+        return _missing_name(name, f"`{name}` is not in memory: {told}", hint)
+    advice = " or ".join([*([f"re-run {run}"] if run else []), *([f"restore {way_back}"] if way_back else [])])
+    message = f"`{name}` {story}; {advice}" if advice else f"`{name}` {story}"
+    return _missing_name(name, message, advice or "define it in this run")
+
+
+def _missing_name(name: str, message: str, hint: str) -> Finding:
     return Finding(code="name_missing", message=message, hint=hint, names=[name])
+
+
+def _taken_away(gone: Gone) -> str:
+    defined = f"was defined by run {gone.run}, and " if gone.run else "was "
+    how = (
+        f"deleted by run {gone.by}" if gone.is_deletion else f"taken back by {gone.by}, which restored an earlier state"
+    )
+    return f"{defined}{how}"
 
 
 def _loss(row: NameRow, losses: Sequence[Lost]) -> str:

@@ -39,6 +39,12 @@ class Kept:
         """Those whose memory can be woken."""
         return {version for snapshot, of in self._of.items() if self._kernel.sleeps(snapshot) for version in of}
 
+    def outlasting(self) -> set[int]:
+        """Those of them that are there still when one version more is kept: the oldest may have to leave."""
+        asleep = self._kernel.beds.sleepers()
+        leaving = asleep[: max(0, len(asleep) + 1 - self.undo)]
+        return self.versions() - {version for snapshot in leaving for version in self._of.get(snapshot, ())}
+
     def find(self, version: int) -> Snapshot | None:
         alive = (snapshot for snapshot, of in self._of.items() if version in of and self._kernel.sleeps(snapshot))
         return next(alive, None)

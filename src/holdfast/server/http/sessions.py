@@ -145,7 +145,7 @@ async def interrupt(request: Request) -> Response:
 
 async def recover(request: Request) -> Response:
     """Where the session stands after a reset, and what to do next. Asking changes nothing."""
-    return given(request, recovery.of_session(await hub_of(request).books(request)))
+    return given(request, await recovery.of_session(await hub_of(request).books(request)))
 
 
 async def names(request: Request) -> Response:

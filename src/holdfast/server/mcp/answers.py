@@ -110,6 +110,8 @@ def _outcome(run: Run) -> Iterator[str]:
     if run.names:
         names = _few([f"{name} ({kind})" for name, kind in run.names.items()])
         yield f"{'would bind' if run.status == 'rehearsed' else 'names'}: {names}"
+    if run.names_gone:
+        yield f"{'would delete' if run.status == 'rehearsed' else 'names deleted'}: {_few(run.names_gone)}"
     yield from _remarks(run)
     if run.recovery is not None:
         yield run.recovery.text
@@ -197,6 +199,7 @@ def _facts(run: Run) -> dict[str, Any]:
             "error": run.error and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback)),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
+            "names_gone": run.names_gone[: _MOST_ITEMS * 10],
             "checks": run.checks[: _MOST_ITEMS * 10],
             "findings": run.findings[:_MOST_ITEMS],
             "saved": run.saved[: _MOST_ITEMS * 10],
