@@ -37,7 +37,7 @@ def test_changed_added_and_removed_files_come_back(session: Session) -> None:
 
     assert contents(session) == old
     assert {(change.path, change.action) for change in back.outputs} == {
-        ("d/e/f", "added"), ("g", "added"), ("g/h", "removed"), ("new", "removed"),
+        ("d/e/f", "added"), ("g", "changed"), ("g/h", "removed"), ("new", "removed"),
     }  # fmt: skip
     assert (back.version, session.version, back.ckpt) == (5, 5, session.ckpt)
     assert back.names_not_restored == ["shutil", "x", "y"]
@@ -68,6 +68,72 @@ def test_files_come_back_after_memory_is_lost(session: Session) -> None:
     assert (contents(session), back.names_not_restored, session.generation) == ({"f": b"1"}, ["x"], 2)
     session.restore(after)
     assert contents(session) == {"f": b"2"}
+
+
+LOOK = """
+def look():
+    found = {}
+    for above, directories, files in os.walk("."):
+        for name in directories + files:
+            path = os.path.join(above, name)
+            is_link = os.path.islink(path)
+            found[path] = os.readlink(path) if is_link else oct(os.stat(path).st_mode)
+    return sorted(found.items())
+"""
+
+
+def test_modes_links_and_empty_directories_come_back(session: Session) -> None:
+    ok(session.run("import os, shutil" + LOOK))
+    begun = session.ckpt
+    made = "open('job.sh', 'w').write('#!/bin/sh'); os.chmod('job.sh', 0o755); os.symlink('job.sh', 'latest')\n"
+    first = ok(session.run(made + "os.makedirs('d/empty', 0o700); look()"))
+    chmod = ok(session.run("os.chmod('job.sh', 0o600)"))
+    ok(session.run("os.remove('latest'); os.symlink('elsewhere', 'latest'); shutil.rmtree('d'); os.mkdir('e')"))
+    ok(session.run("os.remove('job.sh'); open('d', 'w').write('a file')"))
+    last = session.ckpt, ok(session.run("look()")).text
+    back = session.restore(first.ckpt)
+
+    assert ok(session.run("look()")).text == first.text
+    assert back.files_not_restored == []
+    assert {(change.path, change.kind, change.action) for change in back.outputs} == {
+        ("job.sh", "file", "added"), ("latest", "symlink", "changed"),
+    }  # fmt: skip
+    assert ok(session.run("import subprocess; subprocess.run('./job.sh').returncode")).text == "0"
+    session.restore(chmod.ckpt)
+    assert ok(session.run("oct(os.stat('job.sh').st_mode), os.readlink('latest')")).text == "('0o100600', 'job.sh')"
+    session.restore(last[0])
+    assert ok(session.run("look()")).text == last[1]
+    session.restore(begun)
+    assert ok(session.run("look()")).text == "[]"
+
+
+def test_they_come_back_after_a_restart_as_well(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, **where) as first:
+        made = ok(first.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o755); os.symlink('f', 'l')"))
+        ok(first.run("os.chmod('f', 0o600); os.remove('l')"))
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        again.restore(made.ckpt)
+        assert ok(again.run("import os; oct(os.stat('f').st_mode), os.readlink('l')")).text == "('0o100755', 'f')"
+
+
+def test_what_cannot_be_made_again_is_named(session: Session) -> None:
+    one = ok(session.run("import os; os.mkfifo('pipe'); open('f', 'w').write('f')"))
+    ok(session.run("os.remove('pipe'); os.remove('f')"))
+    back = session.restore(one.ckpt)
+
+    assert (back.files_not_restored, ok(session.run("os.listdir()")).text) == (["pipe"], "['f']")
+
+
+def test_a_kernel_whose_directory_is_gone_with_the_version_goes_on(session: Session) -> None:
+    begun = ok(session.run("import os"))
+    ok(session.run("os.makedirs('d/e'); os.chdir('d/e')"))
+    session.restore(begun.ckpt)
+
+    assert session.files() == []
+    ok(session.run("os.chdir('/mnt/data'); open('f', 'w').write('1')"))
+    assert contents(session) == {"f": b"1"}
 
 
 def test_the_latest_versions_are_kept_and_an_older_one_is_a_clear_error(session: Session) -> None:
@@ -113,6 +179,40 @@ def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, An
 
 
 # -- past us -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_a_mode_comes_back_only_on_what_was_committed(session: Session) -> None:
+    one = ok(session.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o755)"))
+    ok(session.run("os.chmod('f', 0o644)"))
+    edit(home_of(session) / "files/data/f")
+    back = session.restore(one.ckpt)
+
+    assert (back.files_not_restored, back.outputs) == (["f"], [])
+    assert ok(session.run("open('f').read()")).text == "'edited'"
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_what_is_put_in_a_directory_on_the_host_is_not_removed_with_it(session: Session) -> None:
+    begun = session.ckpt
+    ok(session.run("import os; os.makedirs('d/e'); open('d/f', 'w').write('f')"))
+    (home_of(session) / "files/data/d/e/mine").write_text("mine")
+    back = session.restore(begun)
+
+    assert back.files_not_restored == ["d", "d/e"]
+    assert ok(session.run("open('d/e/mine').read(), os.listdir('d')")).text == "('mine', ['e'])"
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("meddle", [lambda path: path.write_text("edited"), Path.unlink], ids=["edited", "removed"])
+def test_what_is_put_back_has_the_mode_that_was_committed(session: Session, meddle: Callable[[Path], None]) -> None:
+    session.write("f", "1")
+    session.write("f", "2")
+    again = ok(session.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o711)"))
+    meddle(home_of(session) / "files/data/f")
+    session.restore(again.ckpt)
+
+    assert ok(session.run("open('f').read(), oct(os.stat('f').st_mode)")).text == "('1', '0o100711')"
 
 
 def home_of(session: Session) -> Path:
@@ -340,6 +440,16 @@ def test_savepoints_of_a_run_that_failed_have_the_memory_from_before_it(undoing:
         assert undoing.restore(ckpt).memory == "restored"
         assert ok(undoing.run("x")).text == "1"
         assert [entry.path for entry in undoing.files()] == paths
+
+
+def test_modes_and_links_are_under_the_memory_that_comes_back(undoing: Session) -> None:
+    one = ok(undoing.run("import os; f = open('f', 'w'); os.chmod('f', 0o755); os.symlink('f', 'l'); os.mkdir('d')"))
+    ok(undoing.run("os.chdir('d'); os.chmod('../f', 0o600); os.remove('../l')"))
+    ok(undoing.run("os.chdir('..'); os.rmdir('d')"))
+
+    assert undoing.restore(one.ckpt).memory == "restored"
+    look = "f.write('x'), f.flush(), oct(os.fstat(f.fileno()).st_mode), os.readlink('l'), os.listdir('d')"
+    assert ok(undoing.run(look)).text == "(1, None, '0o100755', 'f', [])"
 
 
 def test_what_is_older_comes_back_as_files_alone_and_says_so(undoing: Session) -> None:

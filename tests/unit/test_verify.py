@@ -21,7 +21,19 @@ from holdfast.cli.export import export, write_export
 from holdfast.cli.verify import check_session
 from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.evidence import from_directory, from_home
-from holdfast.records import AnyRecord, Change, Executed, FileEntry, Input, Planned, RunCard, Saved, Settled, Verified
+from holdfast.records import (
+    AnyRecord,
+    Change,
+    Executed,
+    FileEntry,
+    Input,
+    Planned,
+    RunCard,
+    Saved,
+    SavedFile,
+    Settled,
+    Verified,
+)
 from holdfast.signing import SigningKey
 from holdfast.statements import RunFacts, statement
 from holdfast.store.rows import (
@@ -102,7 +114,8 @@ class Author:
         run = f"run_{self.row.receipts + 1}"
         changes = self._stage({name: content}, ())
         base = self.row.ckpt
-        self._write(run, None, saved=[self.files[paths.to_text(name)]])
+        written = self.files[paths.to_text(name)]
+        self._write(run, None, saved=[SavedFile(path=written.path, sha256=written.sha256, bytes=written.bytes)])
         self._publish({name: content}, ())
         facts = self._facts(run, self.row.version + 1, changes)
         facts = msgspec.structs.replace(facts, kind="savepoint", saved=["step 1"])
@@ -146,7 +159,7 @@ class Author:
             goal="test", code_sha256=CODE_SHA256, started_at=1.0, finished_at=2.0, changes=changes, duration_s=1.0,
         )  # fmt: skip
 
-    def _write(self, run: str, verified: Verified | None, *, saved: list[FileEntry] | None = None) -> None:
+    def _write(self, run: str, verified: Verified | None, *, saved: list[SavedFile] | None = None) -> None:
         card = RunCard(run=run, session=SESSION, goal="test", code_sha256=CODE_SHA256, base=self.row.ckpt)
         records = [
             Planned(run=run, at=1.0, card=card, code=CODE),
