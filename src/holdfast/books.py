@@ -11,31 +11,27 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
-from holdfast import manifest
+from holdfast import manifest, versions
 from holdfast.api import is_call
 from holdfast.blobs.local import LocalBlobs
+from holdfast.config import Limits, written_versions
 from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
-from holdfast.receipts import receipt
 from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified, requests_sent
 from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import Append, PutLost, PutSession, SessionRow, VersionRow
+from holdfast.store.rows import Append, PutLost, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
 Watcher = Callable[[Planned | Settled | Lost], None]
-KEPT_VERSIONS = 20
-"""Versions that changed a file; those that changed none cost nothing and are not counted. See `retention`."""
 _LOOKED_BACK = 50
 """Runs, after a restart, among which those that sent something and came to nothing are sought."""
 MOST_TOLD = 1_000
 """Requests that may have happened; the latest."""
-_WALK_BACK = 200
-"""Versions that are looked at after a restart."""
 
 
 class Books:
@@ -93,15 +89,17 @@ class Books:
         self.recent, self.oldest = await self.journal.read(self._walk_back)
         self.may_have_happened = await self.journal.read(self._sent_in_vain)
 
+    @property
+    def kept_versions(self) -> int:
+        """Of those that changed something; the others cost nothing and are not counted. See `retention`."""
+        return written_versions(self.row.settings) or Limits().versions
+
     def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int]:
         """What the latest versions changed in the files, and where that leads: to the oldest version all of whose
         contents are kept. Between there and now some may lack one that was changed on the host."""
         recent, files, whole = list[tuple[int, Sequence[Change]]](), dict(self.state.files), True
         oldest, far = self.row.version, 0
-        for row in store.versions(self.session, limit=_WALK_BACK):
-            changes = _changes_of(store, row)
-            if changes and len(recent) == KEPT_VERSIONS:
-                break
+        for row, changes in versions.latest(store, self.session, most=self.kept_versions):
             if changes:
                 recent.append((row.version, changes))
                 files = undo(files, changes)
@@ -273,12 +271,3 @@ def is_code_committed(records: Sequence[AnyRecord]) -> bool:
 
 def with_digest(state: State) -> State:
     return msgspec.structs.replace(state, manifest_sha256=manifest.digest(state.files))
-
-
-def _changes_of(store: Store, row: VersionRow) -> list[Change]:
-    """Of a run that committed the journal says it; of savepoints that outlived their run, their receipt."""
-    for record in store.records(row.run):
-        if isinstance(record, Verified):
-            return record.changes
-    saved = (receipt(found.envelope).facts() for found in store.receipt(row.run))
-    return next((facts.changes for facts in saved if facts.kind == "savepoint"), [])

@@ -8,7 +8,7 @@ made for one call are needed only while that call may be sent again: the latest 
 
 from collections.abc import Sequence
 
-from holdfast.books import KEPT_VERSIONS, Books
+from holdfast.books import Books
 from holdfast.config import Limits
 from holdfast.records import Change, Saved, Verified
 from holdfast.store.rows import DropResults
@@ -36,8 +36,8 @@ async def _trim_contents(books: Books, limits: Limits) -> None:
     if not books.grown:
         return
     books.grown = False
-    too_old = len(books.recent) > KEPT_VERSIONS
-    while len(books.recent) > KEPT_VERSIONS:
+    too_old = len(books.recent) > books.kept_versions
+    while len(books.recent) > books.kept_versions:
         _forget_oldest(books)
     if too_old or await books.in_thread(books.blobs.size_bytes) > limits.disk_bytes:
         await books.in_thread(lambda: _remove_unneeded(books, limits))

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Run, Session
-from holdfast.books import KEPT_VERSIONS
-from holdfast.config import default_home
+from holdfast.config import MOST_VERSIONS, Limits, default_home
 from holdfast.errors import CkptUnknown, InvalidSetting, StateMoved
 
 TRANSPORTS = True
@@ -137,9 +136,9 @@ def test_a_kernel_whose_directory_is_gone_with_the_version_goes_on(session: Sess
 
 
 def test_the_latest_versions_are_kept_and_an_older_one_is_a_clear_error(session: Session) -> None:
-    ckpts = [session.ckpt, *(session.write("f", f"{n}").ckpt for n in range(1, KEPT_VERSIONS + 4))]
+    ckpts = [session.ckpt, *(session.write("f", f"{n}").ckpt for n in range(1, Limits().versions + 4))]
     ok(session.run("1"))  # which changes no file, and costs no version its place
-    oldest = len(ckpts) - 1 - KEPT_VERSIONS
+    oldest = len(ckpts) - 1 - Limits().versions
 
     with pytest.raises(CkptUnknown) as error:
         session.restore(ckpts[oldest - 1])
@@ -149,6 +148,38 @@ def test_the_latest_versions_are_kept_and_an_older_one_is_a_clear_error(session:
     assert contents(session) == {"f": b"%d" % oldest}
     with pytest.raises(CkptUnknown):
         session.restore("CKPT-nothing")
+
+
+def test_a_session_keeps_as_many_versions_as_it_was_made_with(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, versions=3, **where) as first:
+        ckpts = [first.ckpt, *(first.write("f", f"{n}").ckpt for n in range(1, 7))]
+        ok(first.run("1"))  # which changes no file, and costs no version its place
+        assert first.info().limits["versions"] == 3
+        _check_kept(first, ckpts, oldest=3)
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        assert again.info().limits["versions"] == 3
+        ckpts += [again.write("f", "last").ckpt]
+        ok(again.run("1"))
+        _check_kept(again, ckpts[:-1], oldest=5)
+
+
+def _check_kept(session: Session, ckpts: list[str], *, oldest: int) -> None:
+    """The oldest comes back, at the cost of the one after it; the one before it does not."""
+    with pytest.raises(CkptUnknown) as error:
+        session.restore(ckpts[oldest - 1])
+    assert error.value.message == f"the files of version {oldest - 1} are not kept any more"
+    assert f"version {oldest}" in error.value.hint
+    session.restore(ckpts[oldest])
+    assert contents(session) == {"f": b"%d" % oldest}
+
+
+@pytest.mark.parametrize("versions", [0, -1, MOST_VERSIONS + 1, "many"])
+def test_a_number_of_versions_that_cannot_be_kept_is_refused(versions: Any, where: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=f"versions={versions!r} is not a number of versions") as error:
+        Session(versions=versions, **where)
+    assert error.value.hint == f"write 1 to {MOST_VERSIONS}"
 
 
 def test_versions_are_kept_within_the_disk_limit() -> None:
