@@ -2,15 +2,19 @@
 what cannot come back is named."""
 
 import hashlib
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Run, Session
+from holdfast import Run, Session, manifest
 from holdfast.config import MOST_VERSIONS, Limits, default_home
 from holdfast.errors import CkptUnknown, InvalidSetting, StateMoved
+from holdfast.store.sqlite import Store
+from holdfast.verify import check_in_home
 
 TRANSPORTS = True
 
@@ -207,6 +211,64 @@ def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, An
         again.restore(begun)
         assert again.files() == []
         assert ok(again.run("__import__('os').listdir()")).text == "[]"
+
+
+# -- manifests -----------------------------------------------------------------------------------------------------
+
+
+def check(session: Session) -> str:
+    """The first thing that is wrong."""
+    with closing(Store(default_home() / "journal.sqlite3", read_only=True)) as store:
+        return check_in_home(store, session.id, default_home()).problem
+
+
+def manifests_of(session: Session) -> dict[int, Path]:
+    """By version."""
+    with closing(Store(default_home() / "journal.sqlite3", read_only=True)) as store:
+        rows = store.versions(session.id)
+    return {row.version: home_of(session) / "manifests" / row.manifest_sha256 for row in rows}
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_each_kept_version_has_a_manifest_of_its_files(session: Session) -> None:
+    seen = {}
+    for code in ("a = open('a', 'w').write('1')", "open('b', 'w').write('2')", "import os; os.remove('a')"):
+        ok(session.run(code))
+        seen[session.version] = {entry.path: entry.sha256 for entry in session.files()}
+    ok(session.run("1"))
+    texts = manifests_of(session)
+
+    assert {number: manifest.parse(texts[number].read_bytes()) for number in seen} == seen
+    assert len(set(texts.values())) == 3
+    command = ["sha256sum", "--strict", "-c", texts[3]]
+    done = subprocess.run(command, cwd=home_of(session) / "files/data", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "b: OK\n")
+    assert check(session) == ""
+    texts[1].unlink()
+    assert check(session) == f"manifest {texts[1].name[:12]} of version 1 is missing"
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_manifests_go_with_their_versions_and_no_other_is_missed() -> None:
+    with Session(memory="512M", timeout=30, versions=2) as session:
+        for number in range(1, 6):
+            session.write("f", f"{number}")
+        ok(session.run("1"))
+        there = {number for number, path in manifests_of(session).items() if path.exists()}
+        assert (there, check(session)) == ({3, 4, 5, 6}, "")
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_a_version_whose_contents_had_to_make_room_still_has_its_manifest() -> None:
+    with Session(memory="512M", timeout=30, disk="64M") as small:
+        begun = small.ckpt
+        for number in range(8):
+            small.write("f", bytes([number]) * (16 << 20))
+        ok(small.run("1"))
+        with pytest.raises(CkptUnknown, match="not kept any more"):
+            small.restore(begun)
+        assert all(path.exists() for path in manifests_of(small).values())
+        assert check(small) == ""
 
 
 # -- past us -------------------------------------------------------------------------------------------------------

@@ -254,6 +254,11 @@ def _envelope(author: Author, number: int) -> bytes:
     return author.store.receipts(SESSION)[number - 1].envelope
 
 
+def _keep(author: Author, settings: dict[str, bool | int | float | str | None]) -> None:
+    author.row = msgspec.structs.replace(author.row, settings=settings)
+    author.store.write([PutSession(session=SESSION, row=author.row)])
+
+
 # -- what is right -----------------------------------------------------------------------------------------------
 
 
@@ -356,6 +361,31 @@ def test_one_flipped_bit_of_a_manifest_is_named(told: Author) -> None:
         _flip(path, position, position % 8)
         assert _check(told).problem.startswith(f"manifest {path.name[:12]}: ")
         _flip(path, position, position % 8)
+
+
+def _manifest_of(author: Author, version: int) -> Path:
+    row = author.store.version(SESSION, version)
+    assert row is not None
+    return author.directory / "manifests" / row.manifest_sha256
+
+
+def test_a_missing_manifest_of_a_version_that_is_kept_is_named(told: Author) -> None:
+    _keep(told, {"versions": 2})
+    for version in (1, 3):  # the second changed nothing
+        there = _manifest_of(told, version)
+        text = there.read_bytes()
+        there.unlink()
+        assert _check(told).problem == f"manifest {there.name[:12]} of version {max(version, 2)} is missing"
+        there.write_bytes(text)
+
+
+def test_manifests_of_versions_that_are_too_old_are_not_missed(told: Author) -> None:
+    _manifest_of(told, 1).unlink()
+    assert _check(told).ok, "an earlier build kept fewer"
+    _keep(told, {"versions": 1})
+    assert _check(told).ok
+    _keep(told, {"versions": 2})
+    assert not _check(told).ok
 
 
 def test_a_missing_manifest_is_named(told: Author) -> None:
