@@ -1,18 +1,21 @@
 """Older versions come back, and what callers write from outside goes the way of every run."""
 
 import io
+import itertools
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.unit.overlaid import Disk
+from tests.unit.test_publish import AFTER, BEFORE, publish_in_child
 
 from holdfast.errors import CkptUnknown, FileUnknown, InvalidSetting, SessionHalted
 from holdfast.records import Change, FileEntry
-from holdfast.resources import restoring
+from holdfast.resources import publish, restoring
 from holdfast.resources.descent import open_file
 from holdfast.resources.workspace import remove_tree
 
@@ -56,8 +59,9 @@ def stage(disk: Disk, changes: list[Change]) -> None:
 
 
 def timeless(disk: Disk) -> dict[str, list[int | str]]:
-    """All that is committed, but the times."""
-    return {path: [mode, content] for path, (mode, _, content) in disk.tree().items()}
+    """All that a version is made of: what is committed in /mnt/data, but the times."""
+    found = disk.tree().items()
+    return {path: [mode, content] for path, (mode, _, content) in found if path.split("/")[0] == "data"}
 
 
 # -- older versions ----------------------------------------------------------------------------------------------
@@ -205,22 +209,31 @@ def test_of_a_journal_that_tells_no_modes_the_present_one_stays_and_lost_links_a
     _, gone = back_over(disk, old)
 
     assert gone == ["e", "l", "m"]
-    modes = {path: oct(mode & 0o777) for path, (mode, _) in timeless(disk).items() if path.startswith("data/")}
+    modes = {path: oct(mode & 0o777) for path, (mode, _) in timeless(disk).items() if path != "data"}
     assert modes == {
         "data/a": "0o700", "data/b": "0o755", "data/c": "0o644", "data/d": "0o755", "data/e": "0o700",
     }  # fmt: skip
     assert contents(disk) == {"a": "a", "b": "b", "c": "c"}
 
 
-def test_a_way_back_that_was_cut_short_is_gone_again_to_the_same_end(disk: Disk) -> None:
-    commit(disk, "open('x', 'w').write('1'); os.chmod('x', 0o755); os.symlink('x', 'l'); os.mkdir('d')")
+@pytest.mark.parametrize("point", ["publish.removed", "publish.made", "publish.renamed", "publish.synced"])
+def test_a_way_back_that_is_killed_is_finished_by_the_next(point: str, tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "ready")
+    commit(disk, BEFORE + "os.chmod('keep', 0o711); os.chmod('edit', 0o755); os.chmod('tree/deep', 0o700)")
     first = timeless(disk)
-    later = commit(disk, "os.chmod('x', 0o600); os.unlink('l'); os.rmdir('d'); open('d', 'w').write('d')")
-    changes, _ = back_over(disk, later)
-    disk.stage.mkdir()
-    disk.publish(changes, redo=True)
-
-    assert timeless(disk) == first
+    changes, _ = restoring.plan_back([commit(disk, AFTER + "os.chmod('keep', 0o600); os.chmod('edit', 0o600)")])
+    stage(disk, changes)
+    publish.prepare(disk.stage, changes)
+    (disk.files.parent / "changes").write_bytes(msgspec.json.encode(changes))
+    for times in itertools.count(1):
+        subprocess.run(["cp", "-a", disk.files.parent, tmp_path / str(times)], check=True)
+        copy = Disk(tmp_path / str(times))
+        if publish_in_child(copy, crash_at=f"{point}:{times}") == 0:
+            break
+        publish.publish(copy.stage, copy.files, changes, copy.blobs, redo=True)
+        assert timeless(copy) == first, f"{point}:{times}"
+    assert times > 1, f"{point} was never passed"
+    assert timeless(copy) == first
 
 
 def test_a_directory_stays_that_holds_what_no_version_has(disk: Disk) -> None:
