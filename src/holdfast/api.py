@@ -83,6 +83,8 @@ class CreateSession(Body, frozen=True):
     disk: int | str = "10G"
     undo: int = 0
     """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
+    versions: int = 20
+    """Latest versions that changed files and that `restore` can go back over."""
     env: str | None = None
     """A path on the server: only its owner may choose one."""
     mode: Mode = "strict"

@@ -42,8 +42,8 @@ class Session:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, undo, egress, env, mode, preflight,
-        resume, keep; and where: home, memory_cap, report, shared; or url, token, attached."""
+        """Takes what `AsyncSession` takes: memory, timeout, cpus, processes, disk, undo, versions, egress, env, mode,
+        preflight, resume, keep; and where: home, memory_cap, report, shared; or url, token, attached."""
         self._session = AsyncSession(**settings)
         engine.wait(self._session._open)
 

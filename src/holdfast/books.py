@@ -11,31 +11,27 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
-from holdfast import manifest
+from holdfast import manifest, versions
 from holdfast.api import is_call
 from holdfast.blobs.local import LocalBlobs
+from holdfast.config import Limits, written_versions
 from holdfast.errors import DiskFull, HoldfastError, SessionHalted
 from holdfast.journal import Journal
-from holdfast.receipts import receipt
 from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified, requests_sent
 from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import Append, PutLost, PutSession, SessionRow, VersionRow
+from holdfast.store.rows import Append, PutLost, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
 Watcher = Callable[[Planned | Settled | Lost], None]
-KEPT_VERSIONS = 20
-"""Versions that changed a file; those that changed none cost nothing and are not counted. See `retention`."""
 _LOOKED_BACK = 50
 """Runs, after a restart, among which those that sent something and came to nothing are sought."""
 MOST_TOLD = 1_000
 """Requests that may have happened; the latest."""
-_WALK_BACK = 200
-"""Versions that are looked at after a restart."""
 
 
 class Books:
@@ -58,6 +54,8 @@ class Books:
         """What the latest versions changed in the files, oldest first: how to walk back."""
         self.oldest = 0
         """The earliest version whose files can be brought back."""
+        self.manifests = [manifest.digest({})]
+        """Of the version before the kept ones and of each of these that changed something, oldest first."""
         self.grown = False
         """There are more old contents than when `retention` looked last."""
         self.calls: list[str] | None = None
@@ -90,25 +88,29 @@ class Books:
         row: SessionRow | None = await self.journal.read(lambda store: store.session(self.session))
         self.row = row or self.row
         self.state, self.losses, self.open = await self.journal.read(read)
-        self.recent, self.oldest = await self.journal.read(self._walk_back)
+        self.recent, self.oldest, self.manifests = await self.journal.read(self._walk_back)
         self.may_have_happened = await self.journal.read(self._sent_in_vain)
 
-    def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int]:
+    @property
+    def kept_versions(self) -> int:
+        """Of those that changed something; the others cost nothing and are not counted. See `retention`."""
+        return written_versions(self.row.settings) or Limits().versions
+
+    def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int, list[str]]:
         """What the latest versions changed in the files, and where that leads: to the oldest version all of whose
-        contents are kept. Between there and now some may lack one that was changed on the host."""
+        contents are kept. Between there and now some may lack one that was changed on the host. And the manifests
+        of all, kept or not."""
         recent, files, whole = list[tuple[int, Sequence[Change]]](), dict(self.state.files), True
-        oldest, far = self.row.version, 0
-        for row in store.versions(self.session, limit=_WALK_BACK):
-            changes = _changes_of(store, row)
-            if changes and len(recent) == KEPT_VERSIONS:
-                break
+        oldest, far, manifests = self.row.version, 0, list[str]()
+        for row, changes in versions.latest(store, self.session, most=self.kept_versions):
             if changes:
                 recent.append((row.version, changes))
+                manifests.append(row.manifest_sha256)
                 files = undo(files, changes)
                 whole = not not_kept(plan_restore(self.state.files, files), self.blobs)
             if whole:
                 oldest, far = row.version - 1, len(recent)
-        return recent[:far][::-1], oldest
+        return recent[:far][::-1], oldest, [manifest.digest(files), *manifests[::-1]]
 
     def _sent_in_vain(self, store: Store) -> list[str]:
         """By the latest runs: those that came to nothing, up to one that did not."""
@@ -179,15 +181,8 @@ class Books:
     def remember(self, version: int, changes: Sequence[Change]) -> None:
         """A version that changed files, so that one can walk back over it."""
         self.recent.append((version, changes))
+        self.manifests.append(self.state.manifest_sha256)
         self.grown = True
-
-    def manifests(self) -> set[str]:
-        """Of the versions that can be brought back."""
-        files, found = dict(self.state.files), {self.state.manifest_sha256}
-        for _, changes in reversed(self.recent):
-            files = undo(files, changes)
-            found.add(manifest.digest(files))
-        return found
 
     def lose_memory(self, cause: str, *, run: str | None = None) -> Lost:
         """The generation rises: memory is no continuation of what it was."""
@@ -273,12 +268,3 @@ def is_code_committed(records: Sequence[AnyRecord]) -> bool:
 
 def with_digest(state: State) -> State:
     return msgspec.structs.replace(state, manifest_sha256=manifest.digest(state.files))
-
-
-def _changes_of(store: Store, row: VersionRow) -> list[Change]:
-    """Of a run that committed the journal says it; of savepoints that outlived their run, their receipt."""
-    for record in store.records(row.run):
-        if isinstance(record, Verified):
-            return record.changes
-    saved = (receipt(found.envelope).facts() for found in store.receipt(row.run))
-    return next((facts.changes for facts in saved if facts.kind == "savepoint"), [])

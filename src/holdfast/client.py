@@ -60,6 +60,7 @@ class AsyncSession:
         processes: int = 256,
         disk: int | str = "10G",
         undo: int = 0,
+        versions: int = 20,
         egress: Sequence[str] = (),
         env: str | Path | None = None,
         home: str | Path | None = None,
@@ -77,7 +78,8 @@ class AsyncSession:
         """`resume` is the id of a session that was kept, or whose host died: its files are there, its limits hold.
         `timeout` is the deadline of a run that names none: 60 seconds, or what a resumed session had. With `keep` its
         files and books stay, for `resume`, also if this process ends without closing it. With `undo` the memory of that
-        many earlier versions is kept asleep, and `restore` brings it back with the files.
+        many earlier versions is kept asleep, and `restore` brings it back with the files; files come back over the
+        latest `versions` that changed any.
 
         `egress` lists the hosts that its code may reach by HTTP and HTTPS ("api.example.com", "*.example.org",
         "10.1.2.3:8080"); without it, none. A resumed session may reach what is listed now, and nothing else.
@@ -94,7 +96,7 @@ class AsyncSession:
         elif token is not None:
             raise InvalidSetting("token= without url=", hint="name the server: url=")
         self._limits = parse_limits(
-            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo
+            memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo, versions=versions
         )
         self._timeout = timeout
         self._allowed = AllowList.parse(egress)
@@ -108,7 +110,7 @@ class AsyncSession:
         named = env if env is None or url else Path(env).expanduser().absolute()
         self._wanted = CreateSession(
             memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo,
-            env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
+            versions=versions, env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,
             egress=self._allowed.texts(), keep=keep, attached=attached or url is None,
         )  # fmt: skip
         self._transport: Transport | None = None

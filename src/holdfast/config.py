@@ -17,6 +17,7 @@ _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 
 MIN_MEMORY_BYTES = 64 << 20
 MOST_UNDO = 16
+MOST_VERSIONS = 100
 # What is more than any machine has; past it neither Linux nor the journal takes the number.
 _MOST_BYTES = 1 << 62
 _MOST_CPUS = 10_000
@@ -55,6 +56,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The largest cell."""
     undo: int = 0
     """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
+    versions: int = 20
+    """Latest versions that `restore` can go back over; those that changed no file cost nothing and are not counted."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
 
@@ -134,6 +137,7 @@ def parse_limits(
     processes: int = _DEFAULT.processes,
     disk: int | str = _DEFAULT.disk_bytes,
     undo: int = _DEFAULT.undo,
+    versions: int | str = _DEFAULT.versions,
 ) -> Limits:
     """The limits of a session, as callers write them."""
     if not isinstance(cpus, (int, float)) or not 0 < cpus <= _MOST_CPUS:
@@ -152,13 +156,32 @@ def parse_limits(
     timeout_s = _DEFAULT.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
     return Limits(
         memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
-        disk_bytes=parse_bytes(disk, name="disk"), undo=undo,
+        disk_bytes=parse_bytes(disk, name="disk"), undo=undo, versions=parse_versions(versions),
     )  # fmt: skip
+
+
+def parse_versions(value: int | str) -> int:
+    """
+    >>> parse_versions("50")
+    50
+    """
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII) else value
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_VERSIONS:
+        raise InvalidSetting(
+            f"versions={_shown(value)} is not a number of versions", hint=f"write 1 to {MOST_VERSIONS}"
+        )
+    return number
 
 
 def written_settings(limits: Limits, mode: Mode, env: str | Path | None) -> dict[str, int | float | str | None]:
     """What a session was asked for, as its row in the store has it."""
     return {**msgspec.structs.asdict(limits), "mode": mode, "env": None if env is None else str(env)}
+
+
+def written_versions(written: Mapping[str, object]) -> int | None:
+    """How many a session keeps, from its row; None: an earlier build wrote it."""
+    versions = written.get("versions")
+    return versions if isinstance(versions, int) and 1 <= versions <= MOST_VERSIONS else None
 
 
 def read_settings(written: Mapping[str, object]) -> tuple[Limits, Mode, str | None]:

@@ -169,6 +169,11 @@ def link(src: Name, dst: Name, *, src_dir: int, dst_dir: int) -> None:
         os.link(src, dst, src_dir_fd=src_dir, dst_dir_fd=dst_dir, follow_symlinks=False)
 
 
+def symlink(target: Name, name: Name, *, dir_fd: int) -> None:
+    with _step("symlink"):
+        os.symlink(target, name, dir_fd=dir_fd)
+
+
 def unlink(name: Name, *, dir_fd: int) -> None:
     with _step("unlink"):
         os.unlink(name, dir_fd=dir_fd)

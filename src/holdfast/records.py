@@ -29,6 +29,15 @@ class FileEntry(Noun, frozen=True, kw_only=True):
     bytes: int
 
 
+class SavedFile(FileEntry, frozen=True, kw_only=True):
+    """A file as a run saved it on its way, and what is committed in its place: as in `Change`."""
+
+    mode: int | None = None
+    before_mode: int | None = None
+    before_kind: Kind | None = None
+    before_target: str = ""
+
+
 class Change(Noun, frozen=True, kw_only=True):
     """What a run did to one path. Nothing is said of what it left as it was."""
 
@@ -46,6 +55,12 @@ class Change(Noun, frozen=True, kw_only=True):
     before: str = ""
     """SHA-256 of the file that was there."""
     before_bytes: int = 0
+    before_mode: int | None = None
+    """Of the file or directory that was there; None: nobody wrote it down."""
+    before_kind: Kind | None = None
+    """What was there, if it was no file."""
+    before_target: str = ""
+    """Where the symlink pointed to that was there."""
 
 
 class Check(Noun, frozen=True, kw_only=True):
@@ -133,7 +148,7 @@ class Planned(Record, frozen=True, kw_only=True):
 class Saved(Record, frozen=True, kw_only=True):
     """Files that a running cell has finished and wants kept whatever becomes of it; their bytes are in `blobs`."""
 
-    files: list[FileEntry]
+    files: list[SavedFile]
     step: str = ""
 
 

@@ -1,6 +1,8 @@
 """How far back a session's files can be brought: the latest versions, within the disk limit.
 
-An old content is kept in blobs for as long as a version needs it that can still be asked for.
+An old content is kept in blobs for as long as a version needs it that can still be asked for. Manifests are small: they
+stay for each of the latest versions, also where its contents had to make room, so that `verify` can tell which must be
+there.
 
 Answers to runs under keys that callers gave are kept for as long as the session is. Those under a key that a client
 made for one call are needed only while that call may be sent again: the latest of them are kept.
@@ -8,7 +10,7 @@ made for one call are needed only while that call may be sent again: the latest 
 
 from collections.abc import Sequence
 
-from holdfast.books import KEPT_VERSIONS, Books
+from holdfast.books import Books
 from holdfast.config import Limits
 from holdfast.records import Change, Saved, Verified
 from holdfast.store.rows import DropResults
@@ -36,9 +38,10 @@ async def _trim_contents(books: Books, limits: Limits) -> None:
     if not books.grown:
         return
     books.grown = False
-    too_old = len(books.recent) > KEPT_VERSIONS
-    while len(books.recent) > KEPT_VERSIONS:
+    too_old = len(books.recent) > books.kept_versions
+    while len(books.recent) > books.kept_versions:
         _forget_oldest(books)
+    del books.manifests[: -books.kept_versions - 1]
     if too_old or await books.in_thread(books.blobs.size_bytes) > limits.disk_bytes:
         await books.in_thread(lambda: _remove_unneeded(books, limits))
 
@@ -73,8 +76,8 @@ def _remove_unneeded(books: Books, limits: Limits) -> None:
 
 
 def forget_manifests(books: Books) -> None:
-    """Those of versions that cannot be brought back, or never came to be."""
-    keep = {books.state.manifest_sha256, *books.manifests()}
+    """Those of versions that are too old, or never came to be."""
+    keep = {books.state.manifest_sha256, *books.manifests}
     for path in books.workspace.manifests.iterdir():
         if path.name not in keep:
             path.unlink()

@@ -5,6 +5,7 @@ when the run is rolled back; when it commits they are among its files anyway.
 """
 
 import os
+import stat
 import time
 from typing import BinaryIO
 
@@ -16,8 +17,9 @@ from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.saves import IsOver
 from holdfast.notes import Notes
-from holdfast.records import FileEntry, Saved
-from holdfast.resources.descent import open_file
+from holdfast.records import Saved, SavedFile
+from holdfast.resources.descent import open_file, published_mode
+from holdfast.resources.saved import replacing
 from holdfast.retention import wanted
 
 _MOST_FILES = 1_000
@@ -59,7 +61,7 @@ class Savepoints:
         self.paths = list(dict.fromkeys([*self.paths, *(file.path for file in files)]))
         return ""
 
-    def _copy(self, names: list[str], is_over: IsOver) -> list[FileEntry]:
+    def _copy(self, names: list[str], is_over: IsOver) -> list[SavedFile]:
         """All of them, or nothing stays."""
         before = self._bytes
         try:
@@ -70,17 +72,20 @@ class Savepoints:
                 self._bytes = before
             raise
 
-    def _keep(self, path: str, is_over: IsOver) -> FileEntry:
+    def _keep(self, path: str, is_over: IsOver) -> SavedFile:
         if paths.to_text(paths.to_bytes(path)) != path:
             raise ValueError(f"{path!r} is no path")
         with os.fdopen(self._open(path), "rb") as source:
-            size = os.fstat(source.fileno()).st_size  # and not its blocks: holes are read and hashed as well
+            status = os.fstat(source.fileno())
+            size = status.st_size  # and not its blocks: holes are read and hashed as well
             self._bytes += size
             if self._bytes > self._computer.limits.disk_bytes:
                 raise ValueError("the run has saved more than the session's disk may hold")
             sha256, size = self._books.blobs.put_stream(_AsOpened(source, size, is_over))
             self._books.grown = True
-        return FileEntry(path=path, sha256=sha256, bytes=size)
+        shared = self._books.workspace.shared is not None
+        mode = published_mode(status) if shared else stat.S_IMODE(status.st_mode)
+        return replacing(SavedFile(path=path, sha256=sha256, bytes=size, mode=mode), self._books.workspace.files)
 
     def _open(self, path: str) -> int:
         """As the cell sees it: in its layer, or below it."""

@@ -23,7 +23,8 @@ from holdfast.receipts import Sealed, seal
 from holdfast.records import AnyRecord, Change, Check, Planned, Settled, Verified
 from holdfast.resources.descent import Parts
 from holdfast.resources.publish import discard, publish
-from holdfast.resources.restoring import fill_stage, plan_saved
+from holdfast.resources.restoring import fill_stage
+from holdfast.resources.saved import in_full, plan_saved
 from holdfast.resources.workspace import Workspace
 from holdfast.state import State, next_version, sealed, with_changes, with_names
 from holdfast.statements import statement
@@ -215,6 +216,7 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     finished = [file for record in told.saved for file in record.files]
     changes = plan_saved(before.files, finished)
     if changes:
+        changes = await books.in_thread(lambda: _in_full(books, changes))
         saved = next_version(with_changes(before, changes))
         theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
         receipt = seal(statement(facts_saved(before, saved, told, changes)), books.key)
@@ -226,7 +228,8 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     receipt = seal(statement(facts), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
-    kept = [change.path for change in changes if change.action != "removed" and change.path not in theirs]
+    put = [change.path for change in changes if change.action != "removed" and change.kind == "file"]
+    kept = [path for path in put if path not in theirs]
     await books.journal.append(
         *books.note(settled),
         *writes,
@@ -240,13 +243,21 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     return Settlement(settled=settled, receipt=receipt, saved=kept, theirs=theirs)
 
 
+def _in_full(books: Books, changes: list[Change]) -> list[Change]:
+    """One of the user's has no versions that one goes back to."""
+    if books.workspace.shared is not None:
+        return changes
+    with _refusals_of(books.workspace):
+        return in_full(changes, books.workspace.files)
+
+
 def _publish_saved(books: Books, changes: list[Change], after: State) -> list[str]:
     """From blobs, by way of a layer of its own: the same publish as any other. Returns what was left to the user."""
     crashpoint("settle.saved.before")
     with _refusals_of(books.workspace):
         stage = books.workspace.stage_path(books.workspace.new_stage())
         try:
-            fill_stage(stage, changes, books.blobs, owner=books.workspace.owner)
+            fill_stage(stage, changes, books.blobs, owner=books.workspace.owner, files=books.workspace.files)
             theirs = publish(
                 stage, books.workspace.files, changes, books.blobs, redo=True, intact=books.workspace.intact
             )

@@ -7,8 +7,9 @@ For each receipt, from the first:
 3. journal: what it says of the run is the same (where there is a journal; `agreement`);
 4. manifest: the changes of all receipts so far add up to the manifest that it names.
 
-Then the manifests' texts, then every file by SHA-256 and bytes (missing, extra and changed ones are named), and last
-that the session stands where its last receipt says, and that no run has ended without one.
+Then the manifests' texts (in a home there is one for each version that is kept), then every file by SHA-256 and bytes
+(missing, extra and changed ones are named), and last that the session stands where its last receipt says, and that no
+run has ended without one.
 
 Only the public key is needed. Memory grows with the number of files and receipts, not with the size of files.
 
@@ -26,7 +27,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast import agreement, ckpt, durable, manifest, paths, receipts
+from holdfast import agreement, ckpt, durable, manifest, paths, receipts, versions
+from holdfast.config import written_versions
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
 from holdfast.evidence import Evidence, Stored, from_home
 from holdfast.records import Change, FileEntry, Settled, Verified
@@ -171,6 +173,23 @@ class _Checker:
         named = {name for name, _ in self._evidence.manifests}
         if wanted != _EMPTY and not named & {wanted, ""}:
             raise _wrong(f"manifest {wanted[:12]} of the last version is missing")
+        for version, digest in self._kept():
+            if digest not in named | {_EMPTY}:
+                raise _wrong(f"manifest {digest[:12]} of version {version} is missing")
+
+    def _kept(self) -> Iterator[tuple[int, str]]:
+        """The versions in a home whose manifests must be there, the latest first: all that can be gone back over, and
+        the one before these. Sessions of earlier builds had fewer, and jobs in a directory of the user's go back to
+        none."""
+        session = self._store.session(self._session) if self._store is not None else None
+        most = written_versions(session.settings) if session is not None else None
+        if self._store is None or most is None or self._evidence.shared:
+            return
+        before = 0
+        for row, _ in versions.latest(self._store, self._session, most=most):
+            yield row.version, self._versions.get(row.version, _EMPTY)
+            before = row.version - 1
+        yield before, self._versions.get(before, _EMPTY)
 
     # -- files -------------------------------------------------------------------------------------------------
 

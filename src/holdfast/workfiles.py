@@ -18,7 +18,7 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import CkptUnknown, DiskLimit, FileUnknown, StateMoved, as_told
+from holdfast.errors import DiskLimit, FileUnknown, StateMoved, as_told
 from holdfast.expectations import PathLike
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
@@ -26,21 +26,21 @@ from holdfast.inputs import changed_on_host
 from holdfast.model import HistoryEntry, Memory
 from holdfast.receipts import Receipt, as_seen
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Settled, Verified
-from holdfast.recovery import files_at, resolve
+from holdfast.recovery import resolve
 from holdfast.resources.descent import Parts, open_file
 from holdfast.resources.handles import staged_databases
 from holdfast.resources.layers import read_changes
 from holdfast.resources.publish import discard, prepare
-from holdfast.resources.restoring import fill_stage, not_kept, plan_removal, plan_restore, put_again, put_file
+from holdfast.resources.restoring import fill_stage, plan_removal, put_file
 from holdfast.results import in_data
 from holdfast.retention import forget_manifests
 from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, settle, state_after, write_manifest
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
+from holdfast.travel import refuse_if_too_old, way_back
 from holdfast.verification import changed_outside
 
-_MOST_NAMED = 10
 _MOST_RUNS = 1_000
 """That are asked which names they bound."""
 Fill = Callable[[Path], list[Change]]
@@ -60,8 +60,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     without_memory: str | None = None
     """Of a restore: why memory did not come back with the files."""
     files_not_restored: list[str] = []
-    """Of a restore: files that were changed on the host, past Holdfast, and whose committed content is kept nowhere:
-    they are as they were changed there."""
+    """Of a restore: what was changed on the host, past Holdfast, and is kept nowhere as it was committed (it is as it
+    was changed there); and FIFOs, sockets, and what a journal of an earlier build tells too little of."""
     names_not_restored: list[str] = []
     """Of a restore: names that are not as they were: later runs bound or deleted them, or they were lost since."""
     not_restored: list[str] = []
@@ -155,53 +155,24 @@ async def restore(session: LiveSession, ckpt: str) -> Written:
     books = session.books
     await session.wait_settled()
     target, rows = await resolve(books, ckpt)
-    await books.in_thread(lambda: _plan_back(books, target))  # refused before anything is begun
+    await books.in_thread(lambda: refuse_if_too_old(books, target))  # refused before anything is begun
     later = [row.run for row in rows if row.version > target.version]
     names = await books.read(lambda store: _names_of(store, later))
     lost = {name for reset in books.losses if reset.generation > target.generation for name in reset.names}
 
-    stay: list[str] = []
+    not_back: list[str] = []
 
     def fill(stage: Path) -> list[Change]:
-        changes = _plan_back(books, target)
-        stay[:], again = _edited(books, changes)
-        changes += again
-        fill_stage(stage, changes, books.blobs, owner=session.workspace.owner)
-        return changes
+        way = way_back(books, target)
+        not_back[:] = way.not_restored
+        fill_stage(stage, way.changes, books.blobs, owner=session.workspace.owner, files=session.workspace.files)
+        return way.changes
 
     written = await _change(session, kind="restore", goal=f"restore {target}", fill=fill, back_to=target)
-    written = msgspec.structs.replace(written, files_not_restored=stay)
+    written = msgspec.structs.replace(written, files_not_restored=not_back)
     if written.memory != "kept":
         return written
     return msgspec.structs.replace(written, names_not_restored=sorted(names | lost))
-
-
-def _plan_back(books: Books, target: Ckpt) -> list[Change]:
-    """What leads to a version; refused if not all of it is kept."""
-    if target.version < books.oldest:
-        raise CkptUnknown(
-            f"the files of version {target.version} are not kept any more",
-            hint=f"the oldest that can be brought back is version {books.oldest}",
-        )
-    changes = plan_restore(books.state.files, files_at(books, target.version))
-    if gone := not_kept(changes, books.blobs):
-        names = ", ".join(gone[:_MOST_NAMED]) + (", …" if len(gone) > _MOST_NAMED else "")
-        raise CkptUnknown(
-            f"of the files of version {target.version} {names} cannot be brought back: what was committed is not kept "
-            "(it is too old, or was changed on the host, past Holdfast, before a run replaced it)",
-            hint="restore a version that has them with another content, or read what is there now",
-        )
-    return changes
-
-
-def _edited(books: Books, changes: Sequence[Change]) -> tuple[list[str], list[Change]]:
-    """Files that no version since has changed, but somebody on the host has: those that stay so, and what puts the
-    others back."""
-    intact, known = books.workspace.intact, books.state.files
-    same = known.keys() - {change.path for change in changes}
-    strange = [] if books.workspace.shared else sorted(intact.strange(intact.unsure(same, known), known))
-    kept = [path for path in strange if books.blobs.has(known[path].sha256)]
-    return [path for path in strange if path not in kept], [put_again(known[path]) for path in kept]
 
 
 def _names_of(store: Store, runs: Sequence[str]) -> set[str]:

@@ -21,6 +21,7 @@ from holdfast.records import (
     Planned,
     RunCard,
     Saved,
+    SavedFile,
     Settled,
     Verified,
 )
@@ -65,7 +66,7 @@ def planned(run: str) -> Planned:
 
 
 def saved(run: str, step: str = "") -> Saved:
-    return Saved(run=run, at=2.0, files=[entry("a.csv")], step=step)
+    return Saved(run=run, at=2.0, files=[SavedFile(path="a.csv", sha256=SHA, bytes=3, mode=0o755)], step=step)
 
 
 def executed(run: str) -> Executed:

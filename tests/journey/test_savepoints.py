@@ -65,6 +65,33 @@ def test_what_was_saved_is_a_version_of_its_own_and_the_run_is_rolled_back(sessi
     )
 
 
+MODES = """
+import os
+from holdfast import kit
+open('new.sh', 'w').write('#!/bin/sh'); os.chmod('new.sh', 0o755)
+open('old', 'w').write('new'); os.chmod('old', 0o700); os.chmod('same', 0o600)
+os.remove('link'); open('link', 'w').write('file'); os.makedirs('d/e'); open('d/e/f', 'w').write('f')
+kit.save('new.sh', 'old', 'same', 'link', 'd/e/f')
+1 / 0
+"""
+LOOK = "print(*sorted((os.readlink(n) if os.path.islink(n) else oct(os.stat(n).st_mode), n) for n in os.listdir()))"
+
+
+def test_what_was_saved_keeps_its_mode_and_what_it_replaced_can_be_gone_back_to(session: Session) -> None:
+    made = "open('old', 'w').write('old'); os.chmod('old', 0o755); os.symlink('old', 'link'); open('same', 'w').close()"
+    first = ok(session.run(f"import os; {made}\n{LOOK}"))
+    run = session.run(MODES)
+
+    assert run.saved == ["d/e/f", "link", "new.sh", "old", "same"]
+    assert ok(session.run(LOOK)).stdout == (
+        "('0o100600', 'same') ('0o100644', 'link') ('0o100700', 'old') ('0o100755', 'new.sh') ('0o40755', 'd')\n"
+    )
+    assert session.restore(first.ckpt).files_not_restored == []
+    assert ok(session.run(LOOK)).stdout == first.stdout
+    session.restore(run.ckpt)
+    assert ok(session.run("oct(os.stat('new.sh').st_mode)")).text == "'0o100755'"
+
+
 def _check_receipts(run: Run) -> None:
     """One for what was saved, and after it the one of the run."""
     assert run.receipt is not None

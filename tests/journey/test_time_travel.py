@@ -3,16 +3,19 @@ what cannot come back is named."""
 
 import hashlib
 import re
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Run, Session
-from holdfast.books import KEPT_VERSIONS
-from holdfast.config import default_home
+from holdfast import Run, Session, manifest
+from holdfast.config import MOST_VERSIONS, Limits, default_home
 from holdfast.errors import CkptUnknown, InvalidSetting, StateMoved
+from holdfast.store.sqlite import Store
+from holdfast.verify import check_in_home
 
 TRANSPORTS = True
 
@@ -38,7 +41,7 @@ def test_changed_added_and_removed_files_come_back(session: Session) -> None:
 
     assert contents(session) == old
     assert {(change.path, change.action) for change in back.outputs} == {
-        ("d/e/f", "added"), ("g", "added"), ("g/h", "removed"), ("new", "removed"),
+        ("d/e/f", "added"), ("g", "changed"), ("g/h", "removed"), ("new", "removed"),
     }  # fmt: skip
     assert (back.version, session.version, back.ckpt) == (5, 5, session.ckpt)
     assert back.names_not_restored == ["shutil", "x", "y"]
@@ -71,10 +74,76 @@ def test_files_come_back_after_memory_is_lost(session: Session) -> None:
     assert contents(session) == {"f": b"2"}
 
 
+LOOK = """
+def look():
+    found = {}
+    for above, directories, files in os.walk("."):
+        for name in directories + files:
+            path = os.path.join(above, name)
+            is_link = os.path.islink(path)
+            found[path] = os.readlink(path) if is_link else oct(os.stat(path).st_mode)
+    return sorted(found.items())
+"""
+
+
+def test_modes_links_and_empty_directories_come_back(session: Session) -> None:
+    ok(session.run("import os, shutil" + LOOK))
+    begun = session.ckpt
+    made = "open('job.sh', 'w').write('#!/bin/sh'); os.chmod('job.sh', 0o755); os.symlink('job.sh', 'latest')\n"
+    first = ok(session.run(made + "os.makedirs('d/empty', 0o700); look()"))
+    chmod = ok(session.run("os.chmod('job.sh', 0o600)"))
+    ok(session.run("os.remove('latest'); os.symlink('elsewhere', 'latest'); shutil.rmtree('d'); os.mkdir('e')"))
+    ok(session.run("os.remove('job.sh'); open('d', 'w').write('a file')"))
+    last = session.ckpt, ok(session.run("look()")).text
+    back = session.restore(first.ckpt)
+
+    assert ok(session.run("look()")).text == first.text
+    assert back.files_not_restored == []
+    assert {(change.path, change.kind, change.action) for change in back.outputs} == {
+        ("job.sh", "file", "added"), ("latest", "symlink", "changed"),
+    }  # fmt: skip
+    assert ok(session.run("import subprocess; subprocess.run('./job.sh').returncode")).text == "0"
+    session.restore(chmod.ckpt)
+    assert ok(session.run("oct(os.stat('job.sh').st_mode), os.readlink('latest')")).text == "('0o100600', 'job.sh')"
+    session.restore(last[0])
+    assert ok(session.run("look()")).text == last[1]
+    session.restore(begun)
+    assert ok(session.run("look()")).text == "[]"
+
+
+def test_they_come_back_after_a_restart_as_well(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, **where) as first:
+        made = ok(first.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o755); os.symlink('f', 'l')"))
+        ok(first.run("os.chmod('f', 0o600); os.remove('l')"))
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        again.restore(made.ckpt)
+        assert ok(again.run("import os; oct(os.stat('f').st_mode), os.readlink('l')")).text == "('0o100755', 'f')"
+
+
+def test_what_cannot_be_made_again_is_named(session: Session) -> None:
+    one = ok(session.run("import os; os.mkfifo('pipe'); open('f', 'w').write('f')"))
+    ok(session.run("os.remove('pipe'); os.remove('f')"))
+    back = session.restore(one.ckpt)
+
+    assert (back.files_not_restored, ok(session.run("os.listdir()")).text) == (["pipe"], "['f']")
+
+
+def test_a_kernel_whose_directory_is_gone_with_the_version_goes_on(session: Session) -> None:
+    begun = ok(session.run("import os"))
+    ok(session.run("os.makedirs('d/e'); os.chdir('d/e')"))
+    session.restore(begun.ckpt)
+
+    assert session.files() == []
+    ok(session.run("os.chdir('/mnt/data'); open('f', 'w').write('1')"))
+    assert contents(session) == {"f": b"1"}
+
+
 def test_the_latest_versions_are_kept_and_an_older_one_is_a_clear_error(session: Session) -> None:
-    ckpts = [session.ckpt, *(session.write("f", f"{n}").ckpt for n in range(1, KEPT_VERSIONS + 4))]
+    ckpts = [session.ckpt, *(session.write("f", f"{n}").ckpt for n in range(1, Limits().versions + 4))]
     ok(session.run("1"))  # which changes no file, and costs no version its place
-    oldest = len(ckpts) - 1 - KEPT_VERSIONS
+    oldest = len(ckpts) - 1 - Limits().versions
 
     with pytest.raises(CkptUnknown) as error:
         session.restore(ckpts[oldest - 1])
@@ -84,6 +153,38 @@ def test_the_latest_versions_are_kept_and_an_older_one_is_a_clear_error(session:
     assert contents(session) == {"f": b"%d" % oldest}
     with pytest.raises(CkptUnknown):
         session.restore("CKPT-nothing")
+
+
+def test_a_session_keeps_as_many_versions_as_it_was_made_with(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, versions=3, **where) as first:
+        ckpts = [first.ckpt, *(first.write("f", f"{n}").ckpt for n in range(1, 7))]
+        ok(first.run("1"))  # which changes no file, and costs no version its place
+        assert first.info().limits["versions"] == 3
+        _check_kept(first, ckpts, oldest=3)
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        assert again.info().limits["versions"] == 3
+        ckpts += [again.write("f", "last").ckpt]
+        ok(again.run("1"))
+        _check_kept(again, ckpts[:-1], oldest=5)
+
+
+def _check_kept(session: Session, ckpts: list[str], *, oldest: int) -> None:
+    """The oldest comes back, at the cost of the one after it; the one before it does not."""
+    with pytest.raises(CkptUnknown) as error:
+        session.restore(ckpts[oldest - 1])
+    assert error.value.message == f"the files of version {oldest - 1} are not kept any more"
+    assert f"version {oldest}" in error.value.hint
+    session.restore(ckpts[oldest])
+    assert contents(session) == {"f": b"%d" % oldest}
+
+
+@pytest.mark.parametrize("versions", [0, -1, MOST_VERSIONS + 1, "many"])
+def test_a_number_of_versions_that_cannot_be_kept_is_refused(versions: Any, where: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match=f"versions={versions!r} is not a number of versions") as error:
+        Session(versions=versions, **where)
+    assert error.value.hint == f"write 1 to {MOST_VERSIONS}"
 
 
 def test_versions_are_kept_within_the_disk_limit() -> None:
@@ -113,7 +214,99 @@ def test_time_travel_goes_on_where_a_kept_session_is_resumed(where: dict[str, An
         assert ok(again.run("__import__('os').listdir()")).text == "[]"
 
 
+# -- manifests -----------------------------------------------------------------------------------------------------
+
+
+def check(session: Session) -> str:
+    """The first thing that is wrong."""
+    with closing(Store(default_home() / "journal.sqlite3", read_only=True)) as store:
+        return check_in_home(store, session.id, default_home()).problem
+
+
+def manifests_of(session: Session) -> dict[int, Path]:
+    """By version."""
+    with closing(Store(default_home() / "journal.sqlite3", read_only=True)) as store:
+        rows = store.versions(session.id)
+    return {row.version: home_of(session) / "manifests" / row.manifest_sha256 for row in rows}
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_each_kept_version_has_a_manifest_of_its_files(session: Session) -> None:
+    seen = {}
+    for code in ("a = open('a', 'w').write('1')", "open('b', 'w').write('2')", "import os; os.remove('a')"):
+        ok(session.run(code))
+        seen[session.version] = {entry.path: entry.sha256 for entry in session.files()}
+    ok(session.run("1"))
+    texts = manifests_of(session)
+
+    assert {number: manifest.parse(texts[number].read_bytes()) for number in seen} == seen
+    assert len(set(texts.values())) == 3
+    command = ["sha256sum", "--strict", "-c", texts[3]]
+    done = subprocess.run(command, cwd=home_of(session) / "files/data", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "b: OK\n")
+    assert check(session) == ""
+    texts[1].unlink()
+    assert check(session) == f"manifest {texts[1].name[:12]} of version 1 is missing"
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_manifests_go_with_their_versions_and_no_other_is_missed() -> None:
+    with Session(memory="512M", timeout=30, versions=2) as session:
+        for number in range(1, 6):
+            session.write("f", f"{number}")
+        ok(session.run("1"))
+        there = {number for number, path in manifests_of(session).items() if path.exists()}
+        assert (there, check(session)) == ({3, 4, 5, 6}, "")
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+def test_a_version_whose_contents_had_to_make_room_still_has_its_manifest() -> None:
+    with Session(memory="512M", timeout=30, disk="64M") as small:
+        begun = small.ckpt
+        for number in range(8):
+            small.write("f", bytes([number]) * (16 << 20))
+        ok(small.run("1"))
+        with pytest.raises(CkptUnknown, match="not kept any more"):
+            small.restore(begun)
+        assert all(path.exists() for path in manifests_of(small).values())
+        assert check(small) == ""
+
+
 # -- past us -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_a_mode_comes_back_only_on_what_was_committed(session: Session) -> None:
+    one = ok(session.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o755)"))
+    ok(session.run("os.chmod('f', 0o644)"))
+    edit(home_of(session) / "files/data/f")
+    back = session.restore(one.ckpt)
+
+    assert (back.files_not_restored, back.outputs) == (["f"], [])
+    assert ok(session.run("open('f').read()")).text == "'edited'"
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+def test_what_is_put_in_a_directory_on_the_host_is_not_removed_with_it(session: Session) -> None:
+    begun = session.ckpt
+    ok(session.run("import os; os.makedirs('d/e'); open('d/f', 'w').write('f')"))
+    (home_of(session) / "files/data/d/e/mine").write_text("mine")
+    back = session.restore(begun)
+
+    assert back.files_not_restored == ["d", "d/e"]
+    assert ok(session.run("open('d/e/mine').read(), os.listdir('d')")).text == "('mine', ['e'])"
+
+
+@pytest.mark.embedded("the server's own home is written to where it is")
+@pytest.mark.parametrize("meddle", [lambda path: path.write_text("edited"), Path.unlink], ids=["edited", "removed"])
+def test_what_is_put_back_has_the_mode_that_was_committed(session: Session, meddle: Callable[[Path], None]) -> None:
+    session.write("f", "1")
+    session.write("f", "2")
+    again = ok(session.run("import os; open('f', 'w').write('1'); os.chmod('f', 0o711)"))
+    meddle(home_of(session) / "files/data/f")
+    session.restore(again.ckpt)
+
+    assert ok(session.run("open('f').read(), oct(os.stat('f').st_mode)")).text == "('1', '0o100711')"
 
 
 def home_of(session: Session) -> Path:
@@ -341,6 +534,16 @@ def test_savepoints_of_a_run_that_failed_have_the_memory_from_before_it(undoing:
         assert undoing.restore(ckpt).memory == "restored"
         assert ok(undoing.run("x")).text == "1"
         assert [entry.path for entry in undoing.files()] == paths
+
+
+def test_modes_and_links_are_under_the_memory_that_comes_back(undoing: Session) -> None:
+    one = ok(undoing.run("import os; f = open('f', 'w'); os.chmod('f', 0o755); os.symlink('f', 'l'); os.mkdir('d')"))
+    ok(undoing.run("os.chdir('d'); os.chmod('../f', 0o600); os.remove('../l')"))
+    ok(undoing.run("os.chdir('..'); os.rmdir('d')"))
+
+    assert undoing.restore(one.ckpt).memory == "restored"
+    look = "f.write('x'), f.flush(), oct(os.fstat(f.fileno()).st_mode), os.readlink('l'), os.listdir('d')"
+    assert ok(undoing.run(look)).text == "(1, None, '0o100755', 'f', [])"
 
 
 def test_what_is_older_comes_back_as_files_alone_and_says_so(undoing: Session) -> None:

@@ -33,6 +33,11 @@ def test_the_largest_limits_can_be_written_down() -> None:
     assert parse_seconds("366d", name="timeout") == 366 * 86400
 
 
+def test_the_number_of_versions_may_come_from_an_address() -> None:
+    assert parse_limits(versions="50").versions == 50
+    assert parse_limits().versions == 20
+
+
 def test_what_a_notebooks_variable_says_wrongly_is_refused_where_somebody_reads_it() -> None:
     ours, _ = settings.chosen([], {"HOLDFAST_JUPYTER_CPUS": "two"})
 

@@ -19,10 +19,10 @@ from holdfast.receipts import receipt
 from holdfast.records import (
     AnyRecord,
     Executed,
-    FileEntry,
     Planned,
     RunCard,
     Saved,
+    SavedFile,
     Sent,
     Settled,
     Unsent,
@@ -82,7 +82,7 @@ def departures(books: Books, run: str = "r1", *, before: Sequence[str] = ()) -> 
 
 
 def saved(path: str) -> Saved:
-    return Saved(run="r1", at=1.0, files=[FileEntry(path=path, sha256="0" * 64, bytes=1)])
+    return Saved(run="r1", at=1.0, files=[SavedFile(path=path, sha256="0" * 64, bytes=1)])
 
 
 def tags(records: Sequence[AnyRecord]) -> list[str]:

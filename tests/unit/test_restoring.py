@@ -1,17 +1,21 @@
 """Older versions come back, and what callers write from outside goes the way of every run."""
 
 import io
+import itertools
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.overlaid import Disk
+from tests.unit.test_publish import AFTER, BEFORE, publish_in_child
 
-from holdfast.errors import FileUnknown, InvalidSetting, SessionHalted
+from holdfast.errors import CkptUnknown, FileUnknown, InvalidSetting, SessionHalted
 from holdfast.records import Change, FileEntry
-from holdfast.resources import restoring
+from holdfast.resources import publish, restoring
 from holdfast.resources.descent import open_file
 from holdfast.resources.workspace import remove_tree
 
@@ -35,11 +39,29 @@ def commit(disk: Disk, code: str) -> list[Change]:
 
 
 def restore(disk: Disk, target: dict[str, FileEntry]) -> list[Change]:
-    disk.stage.mkdir()
     changes = restoring.plan_restore(disk.known, target)
-    restoring.fill_stage(disk.stage, changes, disk.blobs, owner=None)
+    stage(disk, changes)
     disk.publish(changes)
     return changes
+
+
+def back_over(disk: Disk, *later: list[Change]) -> tuple[list[Change], list[str]]:
+    """The way back over runs, the latest last; and what cannot come back."""
+    changes, gone = restoring.plan_back(reversed(later))
+    stage(disk, changes)
+    disk.publish(changes)
+    return changes, gone
+
+
+def stage(disk: Disk, changes: list[Change]) -> None:
+    disk.stage.mkdir()
+    restoring.fill_stage(disk.stage, changes, disk.blobs, owner=None, files=disk.files)
+
+
+def timeless(disk: Disk) -> dict[str, list[int | str]]:
+    """All that a version is made of: what is committed in /mnt/data, but the times."""
+    found = disk.tree().items()
+    return {path: [mode, content] for path, (mode, _, content) in found if path.split("/")[0] == "data"}
 
 
 # -- older versions ----------------------------------------------------------------------------------------------
@@ -98,6 +120,144 @@ def test_only_what_differs_is_restored() -> None:
     assert restoring.plan_restore({"a": entry}, {"a": entry, "b": other}) == [
         Change(path="b", action="added", sha256="2" * 64, bytes=2, mode=0o644)
     ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param("os.chmod('x', 0o644)", id="a mode"),
+        pytest.param("os.chmod('x', 0)", id="closed"),
+        pytest.param("open('x', 'w').write('other'); os.chmod('x', 0o600)", id="content and mode"),
+        pytest.param("os.unlink('x')", id="removed"),
+        pytest.param("os.chmod('.', 0o711); os.chmod('d', 0o700)", id="directories"),
+        pytest.param("shutil.rmtree('d')", id="a tree"),
+        pytest.param("shutil.rmtree('d'); open('d', 'w').write('file')", id="a file for a tree"),
+        pytest.param("os.unlink('x'); os.makedirs('x/y'); open('x/y/z', 'w').write('z')", id="a tree for a file"),
+        pytest.param("os.unlink('l'); os.symlink('elsewhere', 'l')", id="a link"),
+        pytest.param("os.unlink('l'); open('l', 'w').write('file')", id="a file for a link"),
+        pytest.param("os.unlink('l'); os.mkdir('l')", id="a directory for a link"),
+        pytest.param("os.unlink('x'); os.symlink('d', 'x')", id="a link for a file"),
+        pytest.param("os.rmdir('d/empty'); os.symlink('/etc', 'd/empty')", id="a link for a directory"),
+        pytest.param("os.makedirs('new/deep'); os.symlink('x', 'new/l')", id="new ones"),
+        pytest.param("shutil.move('d', 'e')", id="renamed"),
+        pytest.param(r"os.symlink(b'\xff\\n', b'\xff')", id="odd names"),
+    ],
+)
+def test_all_that_a_run_changed_comes_back_with_its_mode_and_target(change: str, disk: Disk) -> None:
+    commit(
+        disk,
+        r"""
+        open('x', 'w').write('run'); os.chmod('x', 0o755); os.symlink('x', 'l')
+        os.makedirs('d/empty'); os.chmod('d/empty', 0o750); os.symlink('/etc', 'd/l'); os.symlink(b'\xfe\n', 'd/odd')
+        open('d/y', 'w').write('y'); os.chmod('d/y', 0o4711); os.chmod('d', 0o555)
+        """,
+    )
+    first = timeless(disk)
+    there = commit(disk, change)
+    second = timeless(disk)
+    changes, gone = back_over(disk, there)
+
+    assert gone == []
+    assert timeless(disk) == first
+    assert second != first
+    back_over(disk, there, changes)
+    assert timeless(disk) == first, "there is nothing to undo"
+    back_over(disk, changes)
+    assert timeless(disk) == second, "and forth"
+
+
+def test_what_several_runs_did_is_undone_at_once(disk: Disk) -> None:
+    commit(disk, "open('x', 'w').write('1'); os.chmod('x', 0o700); os.symlink('x', 'l')")
+    first = timeless(disk)
+    later = [
+        commit(disk, "os.chmod('x', 0o755)"),
+        commit(disk, "os.unlink('x'); os.mkdir('x'); open('x/y', 'w').write('y')"),
+        commit(disk, "shutil.rmtree('x'); os.rename('l', 'x')"),
+        commit(disk, "open('l', 'w').write('2')"),
+    ]
+    back_over(disk, *later)
+
+    assert timeless(disk) == first
+
+
+def test_what_cannot_be_made_again_is_named(disk: Disk) -> None:
+    commit(disk, "os.mkfifo('pipe'); socket.socket(socket.AF_UNIX).bind('sock'); os.mkfifo('stays')")
+    later = commit(disk, "os.unlink('pipe'); os.unlink('sock'); open('sock', 'w').write('s'); os.unlink('stays')")
+    later += commit(disk, "os.mkfifo('stays')")
+    _, gone = back_over(disk, later[:-1], later[-1:])
+
+    assert gone == ["pipe", "sock"]
+    assert os.listdir(disk.files / "data") == ["stays"]
+
+
+def test_of_a_journal_that_tells_no_modes_the_present_one_stays_and_lost_links_are_named(disk: Disk) -> None:
+    commit(
+        disk,
+        """
+        for name in 'abc': open(name, 'w').write(name); os.chmod(name, 0o755)
+        os.mkdir('d'); os.chmod('d', 0o700); os.symlink('a', 'l'); os.symlink('a', 'm'); os.mkdir('e')
+        """,
+    )
+    changes = commit(
+        disk,
+        """
+        os.chmod('a', 0o700); open('b', 'w').write('new'); os.unlink('c'); os.rmdir('d'); os.unlink('l')
+        os.unlink('m'); open('m', 'w').write('file'); os.chmod('e', 0o700)
+        """,
+    )
+    old = [msgspec.structs.replace(change, before_mode=None, before_kind=None, before_target="") for change in changes]
+    _, gone = back_over(disk, old)
+
+    assert gone == ["e", "l", "m"]
+    modes = {path: oct(mode & 0o777) for path, (mode, _) in timeless(disk).items() if path != "data"}
+    assert modes == {
+        "data/a": "0o700", "data/b": "0o755", "data/c": "0o644", "data/d": "0o755", "data/e": "0o700",
+    }  # fmt: skip
+    assert contents(disk) == {"a": "a", "b": "b", "c": "c"}
+
+
+@pytest.mark.parametrize("point", ["publish.removed", "publish.made", "publish.renamed", "publish.synced"])
+def test_a_way_back_that_is_killed_is_finished_by_the_next(point: str, tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "ready")
+    commit(disk, BEFORE + "os.chmod('keep', 0o711); os.chmod('edit', 0o755); os.chmod('tree/deep', 0o700)")
+    first = timeless(disk)
+    changes, _ = restoring.plan_back([commit(disk, AFTER + "os.chmod('keep', 0o600); os.chmod('edit', 0o600)")])
+    stage(disk, changes)
+    publish.prepare(disk.stage, changes)
+    (disk.files.parent / "changes").write_bytes(msgspec.json.encode(changes))
+    for times in itertools.count(1):
+        subprocess.run(["cp", "-a", disk.files.parent, tmp_path / str(times)], check=True)
+        copy = Disk(tmp_path / str(times))
+        if publish_in_child(copy, crash_at=f"{point}:{times}") == 0:
+            break
+        publish.publish(copy.stage, copy.files, changes, copy.blobs, redo=True)
+        assert timeless(copy) == first, f"{point}:{times}"
+    assert times > 1, f"{point} was never passed"
+    assert timeless(copy) == first
+
+
+def test_a_directory_stays_that_holds_what_no_version_has(disk: Disk) -> None:
+    later = commit(disk, "os.makedirs('d/e'); os.makedirs('f/g'); open('d/x', 'w').write('x')")
+    (disk.files / "data/d/e/mine").write_text("put there on the host")
+    changes, _ = restoring.plan_back([later])
+
+    assert restoring.hold_others(changes, disk.files) == ["d", "d/e"]
+
+
+def test_a_mode_is_put_on_no_other_content_than_was_committed(disk: Disk) -> None:
+    commit(disk, "open('x', 'w').write('1')")
+    later = commit(disk, "os.chmod('x', 0o755)")
+    (disk.files / "data/x").write_text("edited on the host")
+
+    with pytest.raises(CkptUnknown, match="x was changed on the host"):
+        back_over(disk, later)
+
+
+def test_a_hole_in_a_file_whose_mode_comes_back_stays_a_hole(disk: Disk) -> None:
+    commit(disk, "os.truncate(os.open('x', os.O_CREAT | os.O_WRONLY), 64 << 20)")
+    back_over(disk, commit(disk, "os.chmod('x', 0o600)"))
+
+    assert (disk.files / "data/x").stat().st_blocks * 512 < 1 << 20
 
 
 def test_a_damaged_blob_is_not_restored(disk: Disk, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import hashlib
 import io
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast import settling
@@ -12,7 +14,7 @@ from holdfast.books import Books
 from holdfast.errors import DiskFull
 from holdfast.journal import Journal
 from holdfast.receipts import receipt
-from holdfast.records import Executed, FileEntry, Planned, RunCard, Saved
+from holdfast.records import Executed, Planned, RunCard, Saved, SavedFile
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import Settlement, settle, settle_open
 from holdfast.signing import SigningKey
@@ -59,9 +61,9 @@ def plan(run: str) -> Planned:
     return Planned(run=run, at=1.0, card=RunCard(run=run, session="s1", goal="", code_sha256="", base=""), code="")
 
 
-def keep(books: Books, path: str, data: bytes) -> FileEntry:
+def keep(books: Books, path: str, data: bytes) -> SavedFile:
     sha256, size = books.blobs.put_stream(io.BytesIO(data))
-    return FileEntry(path=path, sha256=sha256, bytes=size)
+    return SavedFile(path=path, sha256=sha256, bytes=size)
 
 
 def on_disk(books: Books) -> dict[str, bytes]:
@@ -113,6 +115,21 @@ async def test_what_was_saved_may_be_a_file_where_a_directory_was_and_the_revers
     told = receipt(first.envelope).facts().changes
     assert sorted(change.path for change in told if change.action == "removed" and change.before) == gone
     assert all(hashlib.sha256(committed[path]).hexdigest() in books.blobs.digests() for path in gone)
+
+
+async def test_a_mode_that_was_saved_is_a_version_also_where_a_crash_came_after_it_was_published(books: Books) -> None:
+    await fail(books, "r1", {"job.sh": b"#!/bin/sh"})
+    place = books.workspace.files.area("data") / "job.sh"
+    place.chmod(0o755)  # as the host left it that was killed
+    entry = msgspec.structs.replace(keep(books, "job.sh", b"#!/bin/sh"), mode=0o755, before_mode=0o644)
+    await books.journal.append(*books.note(plan("r2"), Saved(run="r2", at=2.0, files=[entry])))
+    settlement = await settle(books, "r2", redo=True)
+
+    assert (settlement.saved, settlement.settled.version) == (["job.sh"], 2)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    (first, _) = await books.read(lambda store: store.receipt("r2"))
+    (change,) = receipt(first.envelope).facts().changes
+    assert (change.action, change.mode, change.before_mode) == ("changed", 0o755, 0o644)
 
 
 @pytest.mark.parametrize("shared", ["the user's"], indirect=True)

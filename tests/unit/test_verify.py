@@ -21,7 +21,19 @@ from holdfast.cli.export import export, write_export
 from holdfast.cli.verify import check_session
 from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.evidence import from_directory, from_home
-from holdfast.records import AnyRecord, Change, Executed, FileEntry, Input, Planned, RunCard, Saved, Settled, Verified
+from holdfast.records import (
+    AnyRecord,
+    Change,
+    Executed,
+    FileEntry,
+    Input,
+    Planned,
+    RunCard,
+    Saved,
+    SavedFile,
+    Settled,
+    Verified,
+)
 from holdfast.signing import SigningKey
 from holdfast.statements import RunFacts, statement
 from holdfast.store.rows import (
@@ -102,7 +114,8 @@ class Author:
         run = f"run_{self.row.receipts + 1}"
         changes = self._stage({name: content}, ())
         base = self.row.ckpt
-        self._write(run, None, saved=[self.files[paths.to_text(name)]])
+        written = self.files[paths.to_text(name)]
+        self._write(run, None, saved=[SavedFile(path=written.path, sha256=written.sha256, bytes=written.bytes)])
         self._publish({name: content}, ())
         facts = self._facts(run, self.row.version + 1, changes)
         facts = msgspec.structs.replace(facts, kind="savepoint", saved=["step 1"])
@@ -146,7 +159,7 @@ class Author:
             goal="test", code_sha256=CODE_SHA256, started_at=1.0, finished_at=2.0, changes=changes, duration_s=1.0,
         )  # fmt: skip
 
-    def _write(self, run: str, verified: Verified | None, *, saved: list[FileEntry] | None = None) -> None:
+    def _write(self, run: str, verified: Verified | None, *, saved: list[SavedFile] | None = None) -> None:
         card = RunCard(run=run, session=SESSION, goal="test", code_sha256=CODE_SHA256, base=self.row.ckpt)
         records = [
             Planned(run=run, at=1.0, card=card, code=CODE),
@@ -239,6 +252,11 @@ def _sql(author: Author, query: str, *values: object) -> None:
 
 def _envelope(author: Author, number: int) -> bytes:
     return author.store.receipts(SESSION)[number - 1].envelope
+
+
+def _keep(author: Author, settings: dict[str, bool | int | float | str | None]) -> None:
+    author.row = msgspec.structs.replace(author.row, settings=settings)
+    author.store.write([PutSession(session=SESSION, row=author.row)])
 
 
 # -- what is right -----------------------------------------------------------------------------------------------
@@ -343,6 +361,31 @@ def test_one_flipped_bit_of_a_manifest_is_named(told: Author) -> None:
         _flip(path, position, position % 8)
         assert _check(told).problem.startswith(f"manifest {path.name[:12]}: ")
         _flip(path, position, position % 8)
+
+
+def _manifest_of(author: Author, version: int) -> Path:
+    row = author.store.version(SESSION, version)
+    assert row is not None
+    return author.directory / "manifests" / row.manifest_sha256
+
+
+def test_a_missing_manifest_of_a_version_that_is_kept_is_named(told: Author) -> None:
+    _keep(told, {"versions": 2})
+    for version in (1, 3):  # the second changed nothing
+        there = _manifest_of(told, version)
+        text = there.read_bytes()
+        there.unlink()
+        assert _check(told).problem == f"manifest {there.name[:12]} of version {max(version, 2)} is missing"
+        there.write_bytes(text)
+
+
+def test_manifests_of_versions_that_are_too_old_are_not_missed(told: Author) -> None:
+    _manifest_of(told, 1).unlink()
+    assert _check(told).ok, "an earlier build kept fewer"
+    _keep(told, {"versions": 1})
+    assert _check(told).ok
+    _keep(told, {"versions": 2})
+    assert not _check(told).ok
 
 
 def test_a_missing_manifest_is_named(told: Author) -> None:

@@ -57,14 +57,9 @@ class LocalBlobs:
 
     def copy_to(self, sha256: str, dir_fd: int, name: str | bytes, *, mode: int, owner: tuple[int, int] | None) -> None:
         """A new file of these bytes, in place of whatever file had the name. Whole and checked, but not yet synced."""
-        with self.open(sha256) as source, durable.temporary(dir_fd) as (file, temporary):
-            found, _ = _copy(source, file)
-            if found != sha256:
-                raise _halted(f"blob {sha256} holds other bytes: their SHA-256 is {found}")
-            if owner is not None:
-                os.fchown(file, *owner)
-            os.fchmod(file, mode)  # after the owner: a change of that one clears bits
-            durable.rename(temporary, name, src_dir=dir_fd, dst_dir=dir_fd)
+        with self.open(sha256) as source:
+            if not copy_as(name, source, sha256, dir_fd=dir_fd, mode=mode, owner=owner):
+                raise _halted(f"blob {sha256} holds other bytes")
 
     # -- putting ---------------------------------------------------------------------------------------------
 
@@ -165,6 +160,21 @@ class LocalBlobs:
         if not _DIGEST.fullmatch(sha256):
             raise ValueError(f"{sha256!r} is no SHA-256")
         return self._path / sha256[:2] / sha256
+
+
+def copy_as(
+    name: str | bytes, source: Source, sha256: str, *, dir_fd: int, mode: int, owner: tuple[int, int] | None
+) -> bool:
+    """A new file of a source's bytes, in place of whatever file had the name, not yet synced. False: these are not the
+    bytes, and nothing was made."""
+    with durable.temporary(dir_fd) as (file, temporary):
+        if _copy(source, file)[0] != sha256:
+            return False
+        if owner is not None:
+            os.fchown(file, *owner)
+        os.fchmod(file, mode)  # after the owner: a change of that one clears bits
+        durable.rename(temporary, name, src_dir=dir_fd, dst_dir=dir_fd)
+        return True
 
 
 def _take_over(file: int, status: os.stat_result) -> None:

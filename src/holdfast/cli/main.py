@@ -12,7 +12,9 @@ from holdfast.cli.options import (
     EXIT_CODES,
     OWN_EXIT_CODES,
     CapBy,
+    ClientGrace,
     Cpus,
+    Describe,
     Disk,
     Egress,
     EgressCeiling,
@@ -20,12 +22,14 @@ from holdfast.cli.options import (
     Home,
     Json,
     Keep,
+    McpIdle,
     Memory,
     MemoryCap,
     Resume,
     Save,
     Timeout,
     Undo,
+    Versions,
     read_source,
     refuse_given,
     typed,
@@ -180,6 +184,7 @@ def repl(
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
     undo: Undo = 0,
+    versions: Versions = 20,
     egress: Egress = None,
     env: Env = None,
     home: Home = None,
@@ -198,14 +203,14 @@ def repl(
       printf 'x = 6\\n\\nx * 7\\n' | holdfast repl
     """
     if session is not None:
-        refuse_given(context, "memory", "cpus", "disk", "undo", "env", "strict")
+        refuse_given(context, "memory", "cpus", "disk", "undo", "versions", "env", "strict")
     with _told(home, as_json=as_json):
         from holdfast.cli.repl.loop import Asked, repl
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "undo": undo, "memory_cap": memory_cap.value, "mode": "strict" if strict else "notebook",
-            "egress": egress or [],
+            "undo": undo, "versions": versions, "memory_cap": memory_cap.value,
+            "mode": "strict" if strict else "notebook", "egress": egress or [],
         }  # fmt: skip
         raise typer.Exit(repl(Asked(settings=settings, session=session, keep=keep, save=save, as_json=as_json)))
 
@@ -274,13 +279,12 @@ def mcp(
     timeout: Timeout = "60s",
     cpus: Cpus = 2.0,
     disk: Disk = "10G",
+    versions: Versions = 20,
     egress: Egress = None,
     env: Env = None,
     home: Home = None,
     memory_cap: CapBy = MemoryCap.cgroup,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print as JSON how a client connects with these options; serve nothing.")
-    ] = False,
+    as_json: Describe = False,
 ) -> None:
     """Serve one session to an MCP client, over stdin and stdout.
 
@@ -290,7 +294,7 @@ def mcp(
       holdfast mcp --name claude --json | jq .config
     """
     if session is not None:
-        refuse_given(context, "memory", "cpus", "disk", "env", "name")
+        refuse_given(context, "memory", "cpus", "disk", "versions", "env", "name")
     with _told(home, as_json=as_json):
         if as_json:
             from holdfast.cli.mcp import describe
@@ -301,7 +305,7 @@ def mcp(
 
         settings = {
             "memory": memory, "timeout": timeout, "cpus": cpus, "disk": disk, "env": env, "home": home,
-            "memory_cap": memory_cap.value, "mode": "notebook", "resume": session,
+            "versions": versions, "memory_cap": memory_cap.value, "mode": "notebook", "resume": session,
             "shared": memory_cap is MemoryCap.cgroup, "egress": egress or [],
         }  # fmt: skip
         with rich_report() as report:
@@ -327,12 +331,8 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Let others than this machine in, without TLS.")] = False,
     grace: Annotated[str, typer.Option(help="How long runs may go on when it stops.", metavar="TIME")] = "30s",
-    client_grace: Annotated[
-        str, typer.Option(help="How long a client that was cut off has to come back to its run.", metavar="TIME")
-    ] = "5s",
-    mcp_idle: Annotated[
-        str, typer.Option(help="How long an MCP client's session waits for it; then it is kept.", metavar="TIME")
-    ] = "30m",
+    client_grace: ClientGrace = "5s",
+    mcp_idle: McpIdle = "30m",
     sessions_per_key: Annotated[int, typer.Option(help="The most sessions of one API key.", min=1)] = 100,
     egress: EgressCeiling = None,
     home: Home = None,

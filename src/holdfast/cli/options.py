@@ -73,6 +73,7 @@ Timeout = Annotated[str, typer.Option(help="Deadline.", metavar="TIME", callback
 Disk = Annotated[str, typer.Option(help="What the session may store.", metavar="SIZE", callback=_checked(_parse_disk))]
 Cpus = Annotated[float, typer.Option(help="Processor time, in cores.", min=0.01)]
 Undo = Annotated[int, typer.Option(help="Versions that :restore brings memory back of.", min=0, max=16)]
+Versions = Annotated[int, typer.Option(help="Latest versions whose files can be brought back.", min=1, max=100)]
 Egress = Annotated[
     list[str] | None,
     typer.Option(
@@ -98,6 +99,15 @@ Resume = Annotated[
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the session: its files, receipts and keys.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ClientGrace = Annotated[
+    str, typer.Option(help="How long a client that was cut off has to come back to its run.", metavar="TIME")
+]
+McpIdle = Annotated[
+    str, typer.Option(help="How long an MCP client's session waits for it; then it is kept.", metavar="TIME")
+]
+Describe = Annotated[
+    bool, typer.Option("--json", help="Print as JSON how a client connects with these options; serve nothing.")
+]
 
 
 def read_source(code: str | None, file: Path | None) -> str:

@@ -28,7 +28,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.paths import to_text
-from holdfast.records import Area, Change, FileEntry
+from holdfast.records import Area, Change, FileEntry, Kind
 from holdfast.resources.descent import (
     HIDDEN,
     Cursor,
@@ -296,6 +296,7 @@ class _Reading:
         if self._device is not None:
             self._refuse_foreign(parts, old)
         before = self._replaced(path, old)
+        before_kind, before_mode, before_target = self._form_before(parts[-1], old, before)
         return Change(
             path=path,
             action="changed" if old or before else "added",
@@ -305,7 +306,25 @@ class _Reading:
             mode=stat.S_IMODE(status.st_mode) if self._device is None else published_mode(status),
             before=before.sha256 if before else "",
             before_bytes=before.bytes if before else 0,
+            before_mode=before_mode,
+            before_kind=before_kind,
+            before_target=before_target,
         )
+
+    def _form_before(
+        self, name: bytes, old: os.stat_result | None, before: FileEntry | None
+    ) -> tuple[Kind | None, int | None, str]:
+        """Kind, mode and target of what was committed there, for whoever goes back to it. A directory of the user's
+        has no versions to go back to."""
+        if old is None or self._area != "data" or self._device is not None:
+            return None, None, ""
+        if stat.S_ISREG(old.st_mode):
+            return None, stat.S_IMODE(old.st_mode) if before else None, ""
+        if before:  # somebody has put something else in its place: what was committed is a file
+            return None, None, ""
+        if stat.S_ISLNK(old.st_mode):
+            return "symlink", None, to_text(os.readlink(name, dir_fd=self._lower.fd))
+        return kind_of(old), stat.S_IMODE(old.st_mode), ""
 
     def _replaced(self, path: str, old: os.stat_result | None) -> FileEntry | None:
         """What was committed there, also where somebody has removed it since. In a directory of the user's, that is
@@ -325,7 +344,7 @@ class _Reading:
         self._changes.append(change)
 
     def _count(self, change: Change) -> None:
-        self._left_paths_bytes -= len(change.path)
+        self._left_paths_bytes -= len(change.path) + len(change.target) + len(change.before_target)
         if self._left_paths_bytes < 0:
             raise TooLarge(
                 change.path, "the names of what this run changed are too many or too long to be written down"

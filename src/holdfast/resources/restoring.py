@@ -1,26 +1,29 @@
 """Changes to the workspace that no code made: back to an older version, and what callers write from outside.
 
 Each fills a fresh stage, and goes on from there like any run: verified, journalled, published. Of an older version
-come back the files and their bytes, with the mode of new ones; empty directories and links stay as they are now (no
-manifest names them), unless a file needs their place.
+come back files, directories and symbolic links, with their modes and targets. What does not is named (`unmade`):
+FIFOs, sockets, and what a journal of an earlier build tells too little of. Times are new, and a file that had several
+names comes back as several files.
 """
 
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from holdfast import durable
-from holdfast.blobs.local import LocalBlobs
-from holdfast.errors import FileUnknown, InvalidSetting
-from holdfast.paths import to_text
+from holdfast.blobs.local import LocalBlobs, copy_as
+from holdfast.errors import CkptUnknown, FileUnknown, InvalidSetting
+from holdfast.paths import to_bytes, to_text
 from holdfast.records import Change, FileEntry
-from holdfast.resources import descent
-from holdfast.resources.descent import Cursor, Owner, Tree, kind_of, look, owner_of, parts_of
+from holdfast.resources import descent, entries
+from holdfast.resources.descent import Cursor, Owner, Parts, Tree, kind_of, look, owner_of, parts_of
+from holdfast.resources.entries import Entry
 
 _AREA = b"data"
 _CHUNK = 1 << 20
@@ -44,105 +47,87 @@ def undo(files: Mapping[str, FileEntry], changes: Sequence[Change]) -> dict[str,
 
 
 def plan_restore(current: Mapping[str, FileEntry], target: Mapping[str, FileEntry]) -> list[Change]:
-    """What leads from one version's files to another's."""
-    changes = [_removal(entry) for path, entry in current.items() if path not in target]
-    changes += [_put(entry, current.get(path)) for path, entry in target.items() if _differs(entry, current.get(path))]
-    return sorted(changes, key=parts_of)
+    """What leads from one set of files to another; `plan_back` knows of modes, links and directories too."""
+    now = {path: entries.of_file(entry) for path, entry in current.items() if target.get(path) is not entry}
+    wanted = {path: entries.of_file(entry) for path, entry in target.items() if current.get(path) is not entry}
+    return entries.all_leading(wanted, now)
 
 
-def plan_saved(current: Mapping[str, FileEntry], saved: Sequence[FileEntry]) -> list[Change]:
-    """What puts files on top of a version's that were saved, in this order.
-
-    As of a run that did it (`layers`, rule 1), a file where a directory was is "changed", and the directories that were
-    in that are removed: in one of the user's nothing else makes way for it.
-    """
-    changes = plan_restore(current, with_saved(current, saved))
-    emptied = {above for change in changes if change.action == "removed" for above in _above(change.path)}
-    replaced = {change.path for change in changes} & emptied
-    if not replaced:
-        return changes
-    changes = [msgspec.structs.replace(each, action="changed") if each.path in replaced else each for each in changes]
-    inner = [path for path in emptied if not replaced.isdisjoint(_above(path))]
-    changes += [Change(path=path, action="removed", kind="directory") for path in inner]
-    return sorted(changes, key=parts_of)
+def plan_back(later: Iterable[Sequence[Change]]) -> tuple[list[Change], list[str]]:
+    """What leads back over these runs' changes, the latest first; and what of that cannot be made again."""
+    was, now, gone = dict[str, Entry](), dict[str, Entry](), list[str]()
+    for path, (then, here) in entries.back_over(later).items():
+        if then and not then.can_be_made and entries.differ(then, here):
+            gone.append(path)
+            if then.kind is None and entries.kind_of(here) != "file":  # it was no file, and may be what it was
+                continue
+        elif then:
+            was[path] = then
+        if here:
+            now[path] = here
+    return entries.all_leading(was, now), sorted(gone)
 
 
-def with_saved(files: Mapping[str, FileEntry], saved: Sequence[FileEntry]) -> dict[str, FileEntry]:
-    """The files of a version with those on top that were saved, in this order. No name is a file and a directory at
-    once: what was saved later stays, and of the version only what has a place beside all that stays."""
-    later, last = _Places(), dict[str, FileEntry]()
-    for entry in reversed(saved):
-        if entry.path not in last and not later.collide(entry.path):
-            last[entry.path] = entry
-        later.take(entry.path)
-    stays = _Places()
-    for path in last:
-        stays.take(path)
-    return {path: entry for path, entry in files.items() if not stays.collide(path)} | last
-
-
-class _Places:
-    """Names that files have, and the directories that these need."""
-
-    def __init__(self) -> None:
-        self._files: set[str] = set()
-        self._directories: set[str] = set()
-
-    def take(self, path: str) -> None:
-        self._files.add(path)
-        self._directories.update(_above(path))
-
-    def collide(self, path: str) -> bool:
-        """Whether a file cannot be there beside them, unless as one of them."""
-        return path in self._directories or any(above in self._files for above in _above(path))
-
-
-def _above(path: str) -> list[str]:
-    """The directories that a file is in, but for the area's own."""
-    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
-
-
-def put_again(entry: FileEntry) -> Change:
+def put_again(entry: FileEntry, mode: int | None) -> Change:
     """What brings a committed file back that somebody has changed on the host."""
-    return _put(entry, entry)
+    committed = msgspec.structs.replace(entries.of_file(entry), mode=mode)
+    return entries.leading(entry.path, to=committed, now=committed)
 
 
 def not_kept(changes: Sequence[Change], blobs: LocalBlobs) -> list[str]:
     """The files that changes put and whose content is in no blob: somebody changed them on the host before it could be
-    kept, or it is too old."""
+    kept, or it is too old. What changes only the mode has it in place."""
     put = [change for change in changes if change.action != "removed" and change.kind == "file"]
-    return [change.path for change in put if not blobs.has(change.sha256)]
+    return [change.path for change in put if change.sha256 != change.before and not blobs.has(change.sha256)]
 
 
-def fill_stage(stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: Owner | None) -> None:
-    """Write the files that changes put from blobs into a fresh stage. `prepare` makes them durable."""
-    with Cursor(stage) as staged:
+def hold_others(changes: Sequence[Change], files: Path | Tree) -> list[str]:
+    """Directories that are to go and hold something that no version has: somebody put it there on the host."""
+    going, stay = {parts_of(change) for change in changes if change.action == "removed"}, dict[Parts, str]()
+    with Cursor(files) as committed:
+        for change in sorted(changes, key=parts_of, reverse=True):  # what is in a directory comes before it
+            parts = parts_of(change)
+            if (change.action, change.kind) != ("removed", "directory") or not committed.go(parts):
+                continue
+            inside = {(*parts, os.fsencode(name)) for name in os.listdir(committed.fd)}
+            if inside - going or not inside.isdisjoint(stay):
+                stay[parts] = change.path
+    return sorted(stay.values())
+
+
+def fill_stage(
+    stage: Path, changes: Sequence[Change], blobs: LocalBlobs, *, owner: Owner | None, files: Path | Tree
+) -> None:
+    """Make what changes put in a fresh stage: files from blobs, or, where only their mode changes, from what is
+    committed. `prepare` makes them durable."""
+    with Cursor(stage) as staged, Cursor(files) as committed:
         for change in sorted(changes, key=parts_of):
-            if change.action == "removed" or change.kind != "file":
+            if change.action == "removed" or change.kind == change.before_kind == "directory":
                 continue
             *parent, name = parts_of(change)
             _make_parents(staged, parent, None, owner=owner)
-            blobs.copy_to(change.sha256, staged.fd, name, mode=change.mode or _FILE_MODE, owner=owner)
+            if change.kind == "directory":
+                descent.make_directory(name, dir_fd=staged.fd, mode=change.mode, owner=owner)
+            elif change.kind == "symlink":
+                durable.symlink(to_bytes(change.target), name, dir_fd=staged.fd)
+                descent.own(name, owner, dir_fd=staged.fd)
+            elif change.sha256 == change.before and not blobs.has(change.sha256):
+                _copy_committed(change, committed, staged.fd, owner=owner)
+            else:
+                blobs.copy_to(change.sha256, staged.fd, name, mode=change.mode, owner=owner)
 
 
-def _differs(entry: FileEntry, now: FileEntry | None) -> bool:
-    return now is None or now.sha256 != entry.sha256
-
-
-def _put(entry: FileEntry, now: FileEntry | None) -> Change:
-    return Change(
-        path=entry.path,
-        action="changed" if now else "added",
-        sha256=entry.sha256,
-        bytes=entry.bytes,
-        mode=_FILE_MODE,
-        before=now.sha256 if now else "",
-        before_bytes=now.bytes if now else 0,
+def _copy_committed(change: Change, committed: Cursor, staged: int, *, owner: Owner | None) -> None:
+    *parent, name = parts_of(change)
+    with suppress(FileNotFoundError):
+        if committed.go(parent):
+            with os.fdopen(descent.open_regular(name, dir_fd=committed.fd), "rb") as source:
+                if copy_as(name, source, change.sha256, dir_fd=staged, mode=change.mode, owner=owner):
+                    return
+    raise CkptUnknown(
+        f"{change.path} was changed on the host, past Holdfast, in this very moment",
+        hint="restore again: it is left as it is then",
     )
-
-
-def _removal(entry: FileEntry) -> Change:
-    return Change(path=entry.path, action="removed", before=entry.sha256, before_bytes=entry.bytes)
 
 
 # -- written from outside ----------------------------------------------------------------------------------------
@@ -178,21 +163,19 @@ def plan_removal(path_text: str, *, files: Path | Tree, known: Mapping[str, File
         old = look(name, dir_fd=committed.fd) if committed.go(parent) else None
         if old is None:
             raise FileUnknown(f"no file {path_text} in the workspace", hint="files() lists what is there")
-        found = [(parts, old)]
+        found = {parts: entries.found_at(name, old, dir_fd=committed.fd)}
         if stat.S_ISDIR(old.st_mode):
             committed.enter(name)
-            found += [((*parts, *below), status) for below, status in committed.walk()]
-    return [_removed(to_text(b"/".join(each[1:])), status, known) for each, status in sorted(found, key=_parts)]
+            for below, status in committed.walk():
+                found[(*parts, *below)] = entries.found_at(below[-1], status, dir_fd=committed.fd)
+    named = ((to_text(b"/".join(each[1:])), found[each]) for each in sorted(found))
+    return [entries.leading(path, to=None, now=_with_content(entry, known.get(path))) for path, entry in named]
 
 
-def _parts(found: tuple[descent.Parts, os.stat_result]) -> descent.Parts:
-    return found[0]
-
-
-def _removed(path: str, status: os.stat_result, known: Mapping[str, FileEntry]) -> Change:
-    if path in known and stat.S_ISREG(status.st_mode):
-        return _removal(known[path])
-    return Change(path=path, action="removed", kind=kind_of(status) or "file")
+def _with_content(found: Entry, known: FileEntry | None) -> Entry:
+    if known is None or found.kind != "file":
+        return found
+    return msgspec.structs.replace(entries.of_file(known), mode=found.mode)
 
 
 def _make_parents(staged: Cursor, parent: Sequence[bytes], committed: Cursor | None, *, owner: Owner | None) -> None:

@@ -39,7 +39,7 @@ def restore(session: Session, argument: str) -> Lines:
     written = session.restore(argument)
     yield f"files are those of {argument}: version {written.version}, {written.ckpt}"
     if written.files_not_restored:
-        yield f"changed on the host, and not brought back: {', '.join(written.files_not_restored)}"
+        yield f"files not brought back: {', '.join(written.files_not_restored)}"
     if written.memory == "restored":
         yield "memory is as it was then" + "".join(f"; not {what}" for what in written.not_restored)
     elif written.memory == "lost":

@@ -46,7 +46,7 @@ async def _created(request: Request, asked: api.CreateSession) -> LiveSession:
     hub, principal = hub_of(request), principal_of(request)
     limits = parse_limits(
         memory=asked.memory, timeout=asked.timeout, cpus=asked.cpus, processes=asked.processes, disk=asked.disk,
-        undo=asked.undo,
+        undo=asked.undo, versions=asked.versions,
     )  # fmt: skip
     return await hub.service.create_session(
         limits=limits, allowed=_allowed(request, asked), mode=asked.mode, env=asked.env,

@@ -326,7 +326,7 @@ def of_written(written: Written) -> Answer:
         f"files: {_outputs(written.outputs) or 'nothing changed'}",
         *_of_memory(written),
         *([f"changed between two runs: {_few(written.outside)}"] if written.outside else []),
-        *([f"changed on the host, and not brought back: {_few(stay)}"] if (stay := written.files_not_restored) else []),
+        *([f"files not brought back: {_few(stay)}"] if (stay := written.files_not_restored) else []),
         f"next: {_NEXT['committed']}",
     ]
     receipt = written.receipt

@@ -260,5 +260,5 @@ def _limits(query: QueryParams) -> Limits:
     usual = Limits()
     return parse_limits(
         memory=query.get("memory", usual.memory_bytes), timeout=query.get("timeout"),
-        disk=query.get("disk", usual.disk_bytes),
+        disk=query.get("disk", usual.disk_bytes), versions=query.get("versions", usual.versions),
     )  # fmt: skip

@@ -1,0 +1,121 @@
+"""Files that a run saved on its way and that outlive it: what puts them in their place.
+
+All but the surroundings (`in_full`) goes by what was written down when they were saved, so that it is the same however
+often a crash has it done again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.paths import to_text
+from holdfast.records import Change, FileEntry, SavedFile
+from holdfast.resources import descent, entries
+from holdfast.resources.descent import Cursor, Tree, parts_of
+from holdfast.resources.entries import Entry
+
+_AREA = b"data"
+
+
+def plan_saved(current: Mapping[str, FileEntry], saved: Sequence[SavedFile]) -> list[Change]:
+    """What puts files on top of a version's that were saved, in this order.
+
+    As of a run that did it (`layers`, rule 1), a file where a directory was is "changed", and the directories that were
+    in that are removed: in one of the user's nothing else makes way for it.
+    """
+    last = _last(saved)
+    now = {path: entries.of_file(current[path]) for path in _in_the_way(current, last)}
+    now |= {path: found for path, entry in last.items() if (found := _found_by(entry, current.get(path)))}
+    changes = entries.all_leading({path: entries.of_file(entry) for path, entry in last.items()}, now)
+    emptied = {above for change in changes if change.action == "removed" for above in _above(change.path)}
+    replaced = {change.path for change in changes} & emptied
+    if not replaced:
+        return changes
+    changes = [msgspec.structs.replace(each, action="changed") if each.path in replaced else each for each in changes]
+    inner = [path for path in emptied if not replaced.isdisjoint(_above(path))]
+    changes += [Change(path=path, action="removed", kind="directory") for path in inner]
+    return sorted(changes, key=parts_of)
+
+
+def replacing(saved: SavedFile, files: Tree) -> SavedFile:
+    """With what is committed in its place. A link of the user's is his, and not ours to replace."""
+    with Cursor(files) as committed:
+        found = entries.at(committed, (_AREA, *descent.split(saved.path)))
+    if found is None or (found.kind != "file" and files.shared is not None):
+        return saved
+    kind = None if found.kind == "file" else found.kind
+    return msgspec.structs.replace(saved, before_kind=kind, before_mode=found.mode, before_target=found.target)
+
+
+def _found_by(saved: SavedFile, known: FileEntry | None) -> Entry | None:
+    """What was committed in its place when a file was saved: nothing else is, as long as its run goes on."""
+    if known is not None:
+        return msgspec.structs.replace(entries.of_file(known), mode=saved.before_mode)
+    if saved.before_kind is None:
+        return None
+    return Entry(kind=saved.before_kind, mode=saved.before_mode, target=saved.before_target)
+
+
+def _last(saved: Sequence[SavedFile]) -> dict[str, SavedFile]:
+    """No name is a file and a directory at once: what was saved later stays."""
+    later, last = _Places(), dict[str, SavedFile]()
+    for entry in reversed(saved):
+        if entry.path not in last and not later.collide(entry.path):
+            last[entry.path] = entry
+        later.take(entry.path)
+    return last
+
+
+def _in_the_way(files: Iterable[str], saved: Iterable[str]) -> list[str]:
+    """The files of a version that have no place beside all that was saved."""
+    taken = _Places()
+    for path in saved:
+        taken.take(path)
+    return [path for path in files if taken.collide(path)]
+
+
+class _Places:
+    """Names that files have, and the directories that these need."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._directories: set[str] = set()
+
+    def take(self, path: str) -> None:
+        self._files.add(path)
+        self._directories.update(_above(path))
+
+    def collide(self, path: str) -> bool:
+        """Whether a file cannot be there beside them, unless as one of them."""
+        return path in self._directories or any(above in self._files for above in _above(path))
+
+
+def _above(path: str) -> list[str]:
+    """The directories that a file is in, but for the area's own."""
+    return [path[:at] for at, letter in enumerate(path) if letter == "/"]
+
+
+def in_full(changes: Sequence[Change], files: Path | Tree) -> list[Change]:
+    """What puts saved files, with all that one needs to go back over it: the modes of what makes way, and the
+    directories that are made or take a link's place.
+
+    Publishing that a crash has cut short leaves less to be found: who goes back over it then gets the modes of new
+    files, and keeps empty directories.
+    """
+    with Cursor(files) as committed:
+        told = {parts_of(change): _with_mode(change, committed) for change in changes}
+        for parts in [parts_of(change) for change in changes if change.action != "removed"]:
+            for depth in range(2, len(parts)):
+                found = entries.at(committed, parts[:depth])
+                if parts[:depth] not in told and entries.kind_of(found) != "directory":
+                    path = to_text(b"/".join(parts[1:depth]))
+                    told[parts[:depth]] = entries.leading(path, to=Entry(kind="directory"), now=found)
+    return [told[parts] for parts in sorted(told)]
+
+
+def _with_mode(change: Change, committed: Cursor) -> Change:
+    found = entries.at(committed, parts_of(change)) if change.action == "removed" else None
+    if found is None or found.kind != change.kind:
+        return change
+    return msgspec.structs.replace(change, before_mode=found.mode)
