@@ -15,10 +15,10 @@ from holdfast.errors import StateMoved
 from holdfast.executions import Aftermath
 from holdfast.inputs import Read, read_for_lost_names, spoilt
 from holdfast.model import Label, Memory, Recovery, RunError, Step
-from holdfast.records import FileEntry, Lost
-from holdfast.resources.restoring import not_kept, plan_restore, undo
+from holdfast.records import Lost
 from holdfast.state import State
 from holdfast.store.rows import VersionRow
+from holdfast.travel import is_kept
 
 _NAMED = 10
 _COMPARED = 1_000
@@ -141,7 +141,7 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str], rea
     back: list[Step] = []
     if expected.version < books.oldest:
         files = ["unknown: the state is too old"]
-    elif files and can_be_restored(books, expected.version):
+    elif files and is_kept(books, expected.version):
         back = [Step(action="restore", ckpt=str(expected), why="its files come back, memory stays")]
     return Differences(
         expected=str(expected),
@@ -156,22 +156,6 @@ def differences(books: Books, expected: Ckpt, *, later_runs: Container[str], rea
             Step(action="continue", ckpt=str(state.ckpt()), why="run on the state as it is"),
         ],
     )
-
-
-def can_be_restored(books: Books, version: int) -> bool:
-    """Whether all files of an earlier version are kept. Looks at the disk."""
-    if version < books.oldest:
-        return False
-    return not not_kept(plan_restore(books.state.files, files_at(books, version)), books.blobs)
-
-
-def files_at(books: Books, version: int) -> dict[str, FileEntry]:
-    """The files of a version that is still kept."""
-    files = dict(books.state.files)
-    for later, changes in reversed(books.recent):
-        if later > version:
-            files = undo(files, changes)
-    return files
 
 
 async def refuse_if_moved(books: Books, expect: str | None) -> None:

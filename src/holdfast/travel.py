@@ -40,6 +40,11 @@ def refuse_if_too_old(books: Books, target: Ckpt) -> None:
     _told(books, target)
 
 
+def is_kept(books: Books, version: int) -> bool:
+    """Whether what later runs did to an earlier version's files can be undone. Looks at the disk."""
+    return version >= books.oldest and not not_kept(_undone(books, version)[0], books.blobs)
+
+
 def _told(books: Books, target: Ckpt) -> tuple[list[Change], list[str]]:
     """What leads back by the journal, and what of it cannot be made again."""
     if target.version < books.oldest:
@@ -47,9 +52,13 @@ def _told(books: Books, target: Ckpt) -> tuple[list[Change], list[str]]:
             f"the files of version {target.version} are not kept any more",
             hint=f"the oldest that can be brought back is version {books.oldest}",
         )
-    changes, gone = plan_back(changes for version, changes in reversed(books.recent) if version > target.version)
+    changes, gone = _undone(books, target.version)
     _refuse_if_lost(books, target, changes)
     return changes, gone
+
+
+def _undone(books: Books, version: int) -> tuple[list[Change], list[str]]:
+    return plan_back(changes for later, changes in reversed(books.recent) if later > version)
 
 
 def _refuse_if_lost(books: Books, target: Ckpt, changes: Sequence[Change]) -> None:

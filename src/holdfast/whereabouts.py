@@ -14,10 +14,10 @@ from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.preflight import Gone, explain_missing
 from holdfast.records import AnyRecord, Finding, Planned, RunCard, Verified
-from holdfast.recovery import can_be_restored
 from holdfast.sessions import LiveSession
 from holdfast.store.rows import VersionRow
 from holdfast.store.sqlite import Store
+from holdfast.travel import is_kept as files_are_kept
 
 _LOOKED_BACK = 300
 """Runs: some ten milliseconds, beside the run that is planned."""
@@ -123,6 +123,6 @@ async def _ways_back(session: LiveSession, trace: _Trace) -> dict[str, Ckpt]:
         back = [] if isinstance(then, str) else [name for name in trace.gone if name in then and name not in found]
         if not back:
             continue
-        if await books.in_thread(partial(can_be_restored, books, target.version)):
+        if await books.in_thread(partial(files_are_kept, books, target.version)):
             found |= dict.fromkeys(back, target)
     return found
