@@ -182,7 +182,7 @@ class AsyncSession:
 
     @property
     def version(self) -> int:
-        """Counts committed runs."""
+        """Goes up with each run that is committed or kept, and with what a rolled-back one had saved on its way."""
         return self._reached.version
 
     @property

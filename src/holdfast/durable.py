@@ -1,4 +1,5 @@
-"""Every step that makes something last: no other module syncs, publishes by rename, or links.
+"""Every step that makes something last: no other module syncs, publishes by rename, or links. The journal's own syncs
+are SQLite's (`store.connection`).
 
 1. A sync that failed is never tried again. The kernel reports a lost page once, and a second fsync succeeds over it:
    whoever gets `DiskFailed` must take the data as lost and stop.

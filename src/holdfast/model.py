@@ -116,7 +116,7 @@ class Run(Noun, frozen=True, kw_only=True):
     session: str
     status: Status
     """`committed`: memory and files are at the next version. `kept`: the cell failed and what it did stays (notebook).
-    `rolled_back`: memory and files are as before. `rehearsed`: the same, on request."""
+    `rolled_back`: memory and files are as before, but for those in `saved`. `rehearsed`: as before, on request."""
     version: int
     """Of the session after the run."""
     ckpt: str

@@ -40,7 +40,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id of a plan that was made before."""
 
     def digest(self) -> str:
-        """Of all that makes two requests with one key the same."""
+        """Of all that makes two requests with one key the same: inputs by name, not by what is in them."""
         outputs = [msgspec.json.encode(expected).decode() for expected in self.outputs]
         same = [self.kind, self.code, *self.inputs, "", *outputs, "", *self.asserts]
         same += ["", self.script.file, *self.script.arguments] if self.script else []

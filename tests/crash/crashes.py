@@ -8,12 +8,19 @@ from typing import NamedTuple
 import msgspec
 from tests.crash.hosts import Host, Told, is_alive, wait_until
 from tests.crash.scenarios import SCENARIOS
-from tests.crash.sound import check_books, check_nothing_left, check_recovered
+from tests.crash.sound import check_books, check_nothing_left, check_recovered, tree_of
 
 EVERY = "HOLDFAST_CRASH_EVERYWHERE" in os.environ
 """Die at every passing of every point: minutes become an hour."""
 STEPS = ("journal.Saved.after", "journal.Verified.after")
 """What cannot be taken back once it was passed: the next of a scenario's states is what will be found."""
+
+
+BY_THEMSELVES = (
+    "run.executed", "publish.made", "publish.emptied", "publish.written", "publish.synced", "publish.discarded",
+    "remove.emptied", "egress.noted",
+)  # fmt: skip
+"""Points with a change before them (the last one: behind it) that is no step of `durable` or of the journal."""
 
 
 class Moment(NamedTuple):
@@ -24,26 +31,40 @@ class Moment(NamedTuple):
     """How many of STEPS were passed by then."""
 
 
-def moments(passed: Sequence[str], *, thorough: bool) -> list[Moment]:
-    """The first and the last passing of each point. Not thorough: of those alone after which the disk is another,
-    and of the many steps of `durable` one of each kind."""
-    chosen: dict[str, int] = {}
-    for point in dict.fromkeys(passed):
-        places = [place for place, name in enumerate(passed) if name == point]
-        for number in _numbers(point, len(places), thorough=thorough):
-            chosen[f"{point}:{number}"] = places[number - 1]
-    return [Moment(at, _steps(passed, place)) for at, place in chosen.items()]
+def moments(passed: Sequence[str], *, at: Sequence[str] = ("",), each: Sequence[str] = ()) -> list[Moment]:
+    """The first and the last passing of each point whose name begins so (`at`); but once only of those between which
+    nothing on the disk changes: a host that is killed leaves the same there. Where the names begin as in `each`, each
+    point has its turn all the same."""
+    places = {
+        point: [place for place, name in enumerate(passed) if name == point]
+        for point in dict.fromkeys(passed)
+        if point.startswith(tuple(at))
+    }
+    states, tried, chosen = _states(passed), set[int](), set[int]()
+    for point in sorted(places, key=lambda point: _commonness(point, places[point])):
+        ends = places[point] if EVERY else sorted({places[point][0], places[point][-1]})
+        fresh = [place for place in ends if EVERY or states[place] not in tried]
+        chosen.update(fresh or (ends[:1] if point.startswith(tuple(each)) else []))
+        tried.update(states[place] for place in fresh)
+    return [
+        Moment(f"{passed[place]}:{places[passed[place]].index(place) + 1}", _steps(passed, place))
+        for place in sorted(chosen)
+    ]
 
 
-def _numbers(point: str, times: int, *, thorough: bool) -> Sequence[int]:
-    """Which passings of a point to die at."""
-    if EVERY:
-        return range(1, times + 1)
-    if thorough:
-        return sorted({1, times})
-    if point.endswith(".before") or point.startswith(("durable.sync_file.", "durable.sync_directory.")):
-        return []
-    return [times // 2 + 1] if point.startswith("durable.") else sorted({1, times})
+def _states(passed: Sequence[str]) -> list[int]:
+    """At each point, which state of the disk it is: the last one's, unless something was done in between."""
+    found, state = list[int](), 0
+    for before, point in zip(("", *passed), passed, strict=False):
+        is_step = before.endswith(".before") and point.endswith(".after") and ".sync_" not in point
+        state += is_step or point in BY_THEMSELVES or before == "egress.noted"
+        found.append(state)
+    return found
+
+
+def _commonness(point: str, places: Sequence[int]) -> tuple[bool, int, int]:
+    """Of points that leave the same the one is tried that says most: what hundreds of steps pass comes last."""
+    return point.startswith(("durable.", "journal.")), len(places), places[0]
 
 
 def _steps(passed: Sequence[str], place: int) -> int:
@@ -51,6 +72,11 @@ def _steps(passed: Sequence[str], place: int) -> int:
     while place + 1 < len(passed) and _is_written(passed[place], passed[place + 1]):
         place += 1
     return sum(name in STEPS for name in passed[: place + 1])
+
+
+def moments_of(scenario: str, passed: Sequence[str]) -> list[Moment]:
+    """When its hosts die."""
+    return moments(passed, at=SCENARIOS[scenario].at, each=SCENARIOS[scenario].each)
 
 
 def _is_written(*points: str) -> bool:
@@ -64,13 +90,14 @@ class Crashes:
         self.home, self.name = home, name
         self.host = Host(home)
         before = self.host.ask("create", scenario=name)
+        tree = tree_of(home, before.session)
         self.played = self.host.ask("play", session=before.session, scenario=name, at="")
         self.taken_back = set(before.live) - set(self.played.live)
         self.states = SCENARIOS[name].states(before.files, self.played.files)
+        self.trees = SCENARIOS[name].states(tree, tree_of(home, before.session), below="data/")
 
-    def survive(self, check: "Check", *, thorough: bool = False, near: str = "") -> None:
-        """Die at each moment; `check` looks at the session that was resumed. `near`: only where a point's name has
-        that."""
+    def survive(self, check: "Check") -> None:
+        """Die at each moment; `check` looks at the session that was resumed."""
 
         def die(moment: Moment) -> None:
             before = self._crash(moment.at)
@@ -81,8 +108,7 @@ class Crashes:
                 moment = moment._replace(steps=int(after.version > before.version))
             check_books(self.home, check(self, after, moment))
 
-        chosen = moments(self.played.passed, thorough=thorough)
-        self._at_each([moment for moment in chosen if near in moment.at], die)
+        self._at_each(moments_of(self.name, self.played.passed), die)
 
     def survive_restarts(self, at: str, *, steps: int) -> None:
         """Die there, and then at each moment of the next host's start."""
@@ -95,7 +121,7 @@ class Crashes:
             host.dies("resume", session=before.session, scenario=self.name)
             go_on(self, self._recover(before, steps=steps), moment)
 
-        self._at_each(moments(passed, thorough=False), die)
+        self._at_each(moments(passed), die)
 
     def _at_each(self, chosen: Sequence[Moment], die: Callable[[Moment], None]) -> None:
         """All that fails is told at the end."""
@@ -129,8 +155,9 @@ class Crashes:
         wait_until(lambda: not any(is_alive(pid) for pid in dead.pids))
         if steps is None:
             steps = int(after.version > before.version)
-        files, moved = self.states[steps], steps > 0
-        check_recovered(self.home, before, after, files, moved=moved, taken_back=self.taken_back)
+        moved = steps > 0
+        check_recovered(self.home, before, after, self.states[steps], moved=moved, taken_back=self.taken_back)
+        assert tree_of(self.home, after.session) == self.trees[steps]
         return after
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from scenarios import BASE, SCENARIOS
 
 from holdfast import Session, client, faults, service  # noqa: F401 (all of it is imported before points are noted)
+from holdfast.errors import SessionHalted
 
 passed: list[str] = []
 sessions: dict[str, Session] = {}
@@ -46,6 +47,15 @@ def create(scenario: str) -> dict[str, Any]:
 def resume(session: str, scenario: str = "changes") -> dict[str, Any]:
     sessions[session] = Session(resume=session, home=home, egress=SCENARIOS[scenario].egress)
     return told(sessions[session])
+
+
+def refuse(session: str) -> dict[str, Any]:
+    """What is said when nobody is to go on with a session."""
+    try:
+        Session(resume=session, home=home)
+    except SessionHalted as error:
+        return {"message": error.message}
+    raise AssertionError(f"{session} goes on")
 
 
 def play(session: str, scenario: str, at: str) -> dict[str, Any]:
@@ -100,7 +110,7 @@ def told(session: Session) -> dict[str, Any]:
     }
 
 
-COMMANDS = {each.__name__: each for each in (create, resume, play, go_on, close)}
+COMMANDS = {each.__name__: each for each in (create, resume, refuse, play, go_on, close)}
 
 
 def wanted(line: socket.socket) -> bool:

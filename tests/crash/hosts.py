@@ -100,6 +100,12 @@ class Host:
         self.pids |= set(told.pids)
         return told
 
+    def refuses(self, session: str) -> str:
+        """Why it does not go on with a session."""
+        answer = self._answer("refuse", {"session": session})
+        assert answer, f"the host ended: {self.end()} {self._errors.read_text()}"
+        return msgspec.json.decode(answer, type=dict[str, str])["message"]
+
     def dies(self, do: str, **arguments: object) -> None:
         """Ask, and get no answer."""
         answer = self._answer(do, arguments)

@@ -20,6 +20,9 @@ import os
 os.makedirs("dir/deep")
 for path in ("kept.txt", "changed.txt", "removed.txt", "dir/removed.txt", "dir/deep/removed.txt"):
     open(path, "w").write(f"{path}, old\\n")
+os.symlink("changed.txt", "turns")
+for path in ("/tmp/old", os.path.expanduser("~/notes")):
+    open(path, "w").write("old\\n")
 base = 1
 """
 
@@ -32,7 +35,13 @@ shutil.rmtree("dir")
 os.makedirs("other/deep")
 open("other/deep/added.txt", "w").write("deep\\n")
 os.symlink("kept.txt", "link")
+os.chmod("kept.txt", 0o755)
+os.chmod("other", 0o775)
+os.symlink("kept.txt", "turned")
+os.rename("turned", "turns")
+os.remove("/tmp/old")
 open("/tmp/scratch", "w").write("scratch\\n")
+open(os.path.expanduser("~/notes"), "a").write("new\\n")
 changes = 2
 """
 
@@ -104,16 +113,20 @@ class Scenario(NamedTuple):
     """What the session keeps to go back to."""
     sends: bool = False
     """It may reach the server that the tests run."""
+    at: Sequence[str] = ("",)
+    """How the names of the points begin at which its hosts die: any."""
+    each: Sequence[str] = ()
+    """Of these each is died at, though the disk may be as at another."""
 
     @property
     def egress(self) -> list[str]:
         return [os.environ[UPSTREAM], NOBODY] if self.sends else []
 
-    def states(self, old: dict[str, str], new: dict[str, str]) -> list[dict[str, str]]:
-        """The files that may be found after a crash, from step to step."""
+    def states(self, old: dict[str, str], new: dict[str, str], *, below: str = "") -> list[dict[str, str]]:
+        """The files that may be found after a crash, from step to step. `below` is where those lie that it saves."""
         found = [old]
         for paths in self.saves:
-            found.append({**found[-1], **{path: new[path] for path in paths}})
+            found.append({**found[-1], **{below + path: new[below + path] for path in paths}})
         return [*found, new] if self.commits else found
 
 
@@ -121,24 +134,30 @@ def name_upstream(session: Session) -> None:
     session.write("upstream", os.environ[UPSTREAM])  # and not in the code: that is the same in every attempt
 
 
+NOTES = ("journal.Sent.", "journal.Unsent.")
 SAVED = [["first.txt"], ["second.txt", "changed.txt"]]
 SCENARIOS = {
-    "changes": Scenario(lambda s: s.run(CHANGES)),
-    "many files": Scenario(lambda s: s.run(MANY)),
+    "changes": Scenario(lambda s: s.run(CHANGES), each=("",)),
+    "many files": Scenario(lambda s: s.run(MANY), each=("durable.sync_filesystem.",)),
     "memory alone": Scenario(lambda s: s.run("memory = 5")),
     "a failure": Scenario(lambda s: s.run(CHANGES + "1 / 0"), commits=False),
     "a database that stays open": Scenario(lambda s: s.run(INSERT), prepare=lambda s: s.run(DATABASE)),
-    "savepoints, then death": Scenario(lambda s: s.run(SAVES + "os._exit(3)"), commits=False, saves=SAVED),
+    "savepoints, then death": Scenario(
+        lambda s: s.run(SAVES + "os._exit(3)"), commits=False, saves=SAVED, each=("journal.", "save.", "settle.")
+    ),
     "savepoints, then success": Scenario(lambda s: s.run(SAVES), saves=SAVED),
     "a write": Scenario(lambda s: s.write("changed.txt", "written\n")),
     "a write into new directories": Scenario(lambda s: s.write("new/deep/written.txt", b"written\n")),
     "a removal": Scenario(lambda s: s.remove("dir")),
     "a restore": Scenario(lambda s: s.restore(s.history()[0].ckpt), prepare=lambda s: s.run(CHANGES)),
     "a restore with memory": Scenario(
-        lambda s: s.restore(s.history()[0].ckpt), prepare=lambda s: s.run(CHANGES), undo=2
+        lambda s: s.restore(s.history()[0].ckpt),
+        prepare=lambda s: s.run(CHANGES),
+        undo=2,
+        at=("write.", "journal.", "settle.", "restore."),
     ),
     "a key": Scenario(lambda s: s.run(COUNTED, key=KEY)),
     "a key of a run that keeps no file": Scenario(lambda s: s.run("counted = 4", key=KEY)),
-    "a run that reaches nobody": Scenario(lambda s: s.run(REACHES_NOBODY), sends=True),
+    "a run that reaches nobody": Scenario(lambda s: s.run(REACHES_NOBODY), sends=True, at=NOTES, each=NOTES),
     "a key of a run that sends": Scenario(lambda s: s.run(SENDS, key=KEY), prepare=name_upstream, sends=True),
 }

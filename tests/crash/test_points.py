@@ -1,12 +1,16 @@
-"""No crash point goes untried: what the source names, the scenarios pass."""
+"""No crash point goes untried: what the source names, the scenarios pass, and their hosts die there."""
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from tests.crash.crashes import moments, moments_of
 from tests.crash.hosts import Host
 from tests.crash.scenarios import SCENARIOS
 from tests.crash.sound import check_nothing_left
+from tests.crash.test_endings import endings
+from tests.lean import lean_home
 
 import holdfast
 from holdfast.protocol import NEXT
@@ -43,14 +47,46 @@ def test_the_points_are_found_in_the_source() -> None:
     assert len(found) > 45
 
 
-@pytest.mark.timeout(300)
-def test_every_point_in_the_source_is_passed_by_a_scenario(home: Path) -> None:
-    host, passed = Host(home), set()
+class Passed(NamedTuple):
+    """Of one scenario: what is passed while it is played, and when its session is deleted."""
+
+    playing: list[str]
+    closing: list[str]
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Passed]:
+    host, found = Host(home := lean_home(tmp_path_factory.mktemp("points") / "home")), {}
     for name in SCENARIOS:
         session = host.ask("create", scenario=name).session
-        passed |= set(host.ask("play", session=session, scenario=name, at="").passed)
-        passed |= set(host.close(session, keep=False))
-
+        playing = host.ask("play", session=session, scenario=name, at="").passed
+        found[name] = Passed(playing, host.close(session, keep=False))
     assert host.end() == 0
-    assert passed == points_in_source()
     check_nothing_left(home)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_every_point_in_the_source_is_passed_by_a_scenario(passed: dict[str, Passed]) -> None:
+    assert {name for each in passed.values() for points in each for name in points} == points_in_source()
+
+
+@pytest.mark.timeout(300)
+def test_at_every_point_in_the_source_a_host_dies(passed: dict[str, Passed]) -> None:
+    dies = [moment for name, each in passed.items() for moment in moments_of(name, each.playing)]
+    dies += endings(passed["changes"].closing)
+
+    assert {moment.at.partition(":")[0] for moment in dies} == points_in_source()
+
+
+def test_of_points_that_leave_the_same_disk_one_is_died_at() -> None:
+    passed = [
+        "run.planned", "durable.sync_file.before", "durable.sync_file.after", "run.prepared",
+        *["durable.rename.before", "durable.rename.after", "publish.renamed"] * 3, "publish.discarded",
+    ]  # fmt: skip
+
+    assert [moment.at for moment in moments(passed)] == [
+        "run.planned:1", "publish.renamed:1", "durable.rename.before:3", "publish.renamed:3", "publish.discarded:1",
+    ]  # fmt: skip
+    assert {moment.at.partition(":")[0] for moment in moments(passed, each=("",))} == {*passed}
+    assert [moment.at for moment in moments(passed, at=("publish.r",))] == ["publish.renamed:1", "publish.renamed:3"]

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_run_that_adds_changes_and_removes_files_is_done_or_not_done(home: Path) -> None:
-    Crashes(home, "changes").survive(go_on, thorough=True)
+    Crashes(home, "changes").survive(go_on)
 
 
 @pytest.mark.parametrize("scenario", ["many files", "memory alone", "a failure", "a database that stays open"])

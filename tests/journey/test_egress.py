@@ -3,15 +3,18 @@
 The server that is reached is real, on the host's loopback, and listed by its address.
 """
 
+import hashlib
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.upstream import Upstream, certify, serving
 
@@ -45,6 +48,62 @@ def seen(upstream: Upstream) -> list[str]:
     """What reached the upstream in this test."""
     upstream.seen.clear()
     return upstream.seen
+
+
+# -- what is said of it ---------------------------------------------------------------------------------------------
+
+REPORT = """
+import os, subprocess, threading, time
+keep = b"x" * (32 << 20)
+open("report.csv", "w").write(open("in.csv").read() + "more")
+os.remove("old.csv")
+get("http://{at}/data")
+subprocess.Popen(["sleep", "600"])
+threading.Thread(target=time.sleep, args=(600,), name="dozes", daemon=True).start()
+"""
+
+
+def test_a_receipt_says_of_a_run_what_its_caller_was_told(upstream, seen):
+    with Session(memory="512M", timeout=30, egress=[upstream.at]) as session:
+        session.run(GET)
+        fingerprint = session._session._transport._session.computer.environment.fingerprint
+        session.write("in.csv", "1\n")
+        session.write("old.csv", "0\n")
+        began, code = time.time(), REPORT.format(at=upstream.at)
+        run = session.run(code, key="monthly", outputs=["report.csv"], asserts=["len(keep) == 32 << 20"])
+        ended = time.time()
+        command = session.shell("echo made > made; sleep 600 & exit 3")
+
+    told = run.receipt.statement["predicate"]
+    by = told["byproducts"]
+    assert told["command"]["code_sha256"] == hashlib.sha256(code.encode()).hexdigest() == run.card.code_sha256
+    assert (told["status"], told["run"], told["command"]["key"]) == (run.status, run.id, "monthly")
+    assert told["environment"] == {"fingerprint": fingerprint} == {"fingerprint": run.card.environment}
+    assert run.card.limits == {"memory_bytes": 512 << 20, "timeout_s": 30.0, "disk_bytes": 10 << 30}
+    assert told["materials"] == [
+        {"name": "in.csv", "digest": {"sha256": hashlib.sha256(b"1\n").hexdigest()}, "annotations": {"bytes": 2}}
+    ]
+    assert [(each["path"], each["action"]) for each in by["changes"]] == [
+        ("old.csv", "removed"),
+        ("report.csv", "added"),
+    ]
+    assert [(each["path"], each["sha256"]) for each in by["changes"] if "sha256" in each] == [
+        ("report.csv", hashlib.sha256(b"1\nmore").hexdigest())
+    ]
+    assert (by["duration_s"], run.duration_s > 0) == (run.duration_s, True)
+    assert began <= run.receipt.facts().started_at <= run.receipt.facts().finished_at <= ended
+    assert by["peak_memory_bytes"] == run.peak_memory_bytes
+    assert run.peak_memory_bytes is None or run.peak_memory_bytes > 32 << 20
+    assert by["strays"] == ["process sleep 600 (killed)", "thread dozes (frozen)"]
+    assert by["strays"] == [f"{stray.kind} {stray.name} ({stray.outcome})" for stray in run.strays]
+    assert by["egress"] == run.egress == [f"GET http://{upstream.at}/data"]
+    assert by["checks"] == msgspec.to_builtins(run.checks)
+    assert {"output report.csv", "assert len(keep) == 32 << 20"} <= {check.name for check in run.checks if check.ok}
+    assert (by["error"], by["exit_code"], told["rollback"]) == (None, None, None)
+
+    by = command.receipt.statement["predicate"]["byproducts"]
+    assert by["exit_code"] == command.exit_code == 3
+    assert by["strays"] == [f"process {stray.name} (killed)" for stray in command.strays] != []
 
 
 # -- who gets out ----------------------------------------------------------------------------------------------------

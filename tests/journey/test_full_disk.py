@@ -43,7 +43,11 @@ def fill():
 def free():
     filler.unlink()
 
+def recovery(of):
+    return of and [of.code, of.cause, of.memory, of.files, of.discarded, [[s.action, s.names] for s in of.steps]]
+
 def attempt(verb, *arguments, **options):
+    done = None
     try:
         done = verb(*arguments, **options)
         error = getattr(done, "error", None)
@@ -51,7 +55,8 @@ def attempt(verb, *arguments, **options):
     except HoldfastError as error:
         told = [error.code, error.message, None]
     files = [entry.path for entry in s.files()]
-    print(json.dumps([*told, s.version, s.generation, files]), flush=True)
+    told = [*told, s.version, s.generation, files]
+    print(json.dumps([told, recovery(getattr(done, "recovery", None)), recovery(s.recover())]), flush=True)
 
 s = Session(memory="256M", timeout=60, home=home, env=env, resume=resume, egress=os.environ.get("EGRESS", "").split())
 print(json.dumps(s.id), flush=True)
@@ -86,6 +91,13 @@ def home(tmp_path: Path, mount: Callable[..., Path]) -> Path:
 
 def own(home: Path, env: Path, code: str, *, resume: str = "") -> tuple[str, list[list[Any]]]:
     """The session, and of each attempt: status or code of the error, message, text, version, generation, files."""
+    session, attempts = recovered(home, env, code, resume=resume)
+    return session, [told for told, _, _ in attempts]
+
+
+def recovered(home: Path, env: Path, code: str, *, resume: str = "") -> tuple[str, list[list[list[Any]]]]:
+    """The same; and what `run.recovery` and what `recover()` say afterwards: code, cause, memory, files, what was taken
+    back, and the steps with their names."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", OWNER, home, env, resume, code],
         capture_output=True,
@@ -95,6 +107,10 @@ def own(home: Path, env: Path, code: str, *, resume: str = "") -> tuple[str, lis
     assert done.returncode == 0, done.stderr
     session, *attempts = [json.loads(line) for line in done.stdout.splitlines()]
     return session, attempts
+
+
+def nothing_lost(version: int) -> list[Any]:
+    return ["ok", "nothing was lost", "kept", f"as committed at version {version}", [], []]
 
 
 def verified(home: Path, session: str) -> Report:
@@ -109,9 +125,14 @@ def verified(home: Path, session: str) -> Report:
 
 
 def test_code_that_fills_the_disk_fails_and_leaves_no_trace(home: Path, lean: Path) -> None:
-    session, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{FILLED}")\n{REMEMBERS}')
+    session, (_, (filled, run, then), (after, _, _)) = recovered(
+        home, lean, f'{BASE}attempt(s.run, "{FILLED}")\n{REMEMBERS}'
+    )
 
     assert filled == ["rolled_back", "[Errno 28] No space left on device", None, 1, 1, ["a.txt"]]
+    cause, files = "OSError: [Errno 28] No space left on device", "as committed at version 1"
+    assert run == ["exception", cause, "restored", files, ["big", "file"], [["change", []]]]
+    assert then == nothing_lost(1)
     assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
     assert verified(home, session).ok
 
@@ -220,8 +241,10 @@ def test_without_room_for_the_journal_nothing_runs_and_then_it_goes_on(
         "attempt(s.write, 'c.txt', 'c')\n"
         "attempt(s.restore, s.ckpt)\n"
     )
-    session, told = own(home, lean, f"{BASE}fill()\n{attempts}free()\n{REMEMBERS}{attempts}")
+    session, recoveries = recovered(home, lean, f"{BASE}fill()\n{attempts}free()\n{REMEMBERS}{attempts}")
+    told = [told for told, _, _ in recoveries]
 
+    assert [then for _, _, then in recoveries] == [nothing_lost(version) for version in (1, 1, 1, 1, 1, 2, 3, 4, 5, 6)]
     assert [each[:2] for each in told[1:5]] == [["disk_failed", "the disk is full (journal)"]] * 4
     assert {(each[3], each[4], *each[5]) for each in told[1:5]} == {(1, 1, "a.txt")}
     assert told[5] == ["committed", None, "[7]", 2, 1, ["a.txt"]]
@@ -255,8 +278,12 @@ def test_a_session_that_had_no_room_to_the_end_is_there_for_the_next_owner(
     mount(home / "sessions")
     session, _ = own(home, lean, f"{BASE}fill()\nattempt(s.run, \"open('b.txt', 'w').write('b')\")\n")
     (home / "filler").unlink()
-    _, (lost, after) = own(home, lean, f"{REMEMBERS}{BASE}", resume=session)
+    _, ((lost, run, then), (after, _, back)) = recovered(home, lean, f"{REMEMBERS}{BASE}", resume=session)
 
     assert lost[:2] == ["rolled_back", "name 'kept' is not defined"]
+    cause, files = "the host was restarted, and memory ended with it", "as committed at version 1"
+    assert run == ["exception", "NameError: name 'kept' is not defined", "restored", files, [], [["change", []]]]
+    assert then == ["lost", cause, "lost", files, [], [["rerun", ["kept"]]]]
+    assert back == ["lost", cause, "lost", "as committed at version 2", [], []]
     assert after == ["committed", None, "1", 2, 2, ["a.txt"]]
     assert verified(home, session).ok

@@ -1,8 +1,12 @@
 """rehearse=True: the run happens, what it would change is told exactly, and nothing has changed."""
 
+import io
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.upstream import serving
 
 from holdfast import Run, Session
 from holdfast.errors import RehearsalUnavailable
@@ -118,3 +122,53 @@ def test_without_a_snapshot_there_is_no_rehearsal(where: dict[str, Any]) -> None
         with pytest.raises(RehearsalUnavailable, match="more threads"):
             session.run("x = 1", rehearse=True)
         assert ok(session.run("'x' in globals()")).text == "False"
+
+
+# -- installs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pip() -> bytes:
+    """In one file, which Python runs as it is: the guests' environment has none."""
+    bundled = Path(pytest.importorskip("ensurepip").__file__).with_name("_bundled")
+    return next(iter(bundled.glob("pip-*.whl"))).read_bytes()
+
+
+def wheel() -> bytes:
+    """A package of one module."""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as archive:
+        archive.writestr("tides.py", "high = 42\n")
+        archive.writestr("tides-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tides\nVersion: 1.0\n")
+        archive.writestr("tides-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tides-1.0.dist-info/RECORD", "")
+    return packed.getvalue()
+
+
+SUBPROCESS = """
+import subprocess, sys
+pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-compile", "--target", "lib"]
+subprocess.run([*pip, "tides-1.0-py3-none-any.whl"], check=True)
+"""
+
+
+def test_a_rehearsal_installs_nothing_and_says_so(pip: bytes) -> None:
+    with serving() as upstream, Session(memory="512M", timeout=60, egress=[upstream.at]) as session:
+        session.write("pip.whl", pip)
+        session.write("tides-1.0-py3-none-any.whl", wheel())
+        ok(
+            session.run(
+                "import os; os.environ |= {'PYTHONPATH': '/mnt/data/pip.whl', 'PIP_DISABLE_PIP_VERSION_CHECK': '1'}"
+            )
+        )
+        before = session.files()
+
+        asked = session.run(f"%pip install --retries 0 --index-url http://{upstream.at}/ tides", rehearse=True)
+        assert (asked.status, asked.outputs, upstream.seen) == ("rehearsed", [], [])
+        assert asked.egress == [f"refused: GET http://{upstream.at}/tides/ (withheld)"]
+        assert "No matching distribution found for tides" in asked.stderr
+
+        done = ok(session.run(SUBPROCESS, rehearse=True))
+        assert (done.status, "Successfully installed tides-1.0" in done.stdout) == ("rehearsed", True)
+        assert ("lib/tides.py", "added") in {(change.path, change.action) for change in done.outputs}
+        assert ok(session.run("os.path.exists('lib')")).text == "False"
+        assert session.files() == before

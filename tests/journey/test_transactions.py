@@ -12,7 +12,7 @@ from holdfast import AsyncSession, Run, Session
 from holdfast.cli.verify import check_session
 from holdfast.config import default_home
 from holdfast.errors import StateMoved
-from holdfast.model import Step
+from holdfast.model import HistoryEntry, Recovery, Step
 from holdfast.recovery import Differences
 
 TRANSPORTS = True
@@ -206,7 +206,7 @@ def test_a_notebook_keeps_names_and_files_of_a_cell_that_raised_and_no_others(wh
 
 
 def test_a_caller_who_goes_away_leaves_nothing_behind(where: dict[str, Any]) -> None:
-    async def go_away() -> tuple[str, str, list[str], str | None]:
+    async def go_away() -> tuple[str, Recovery, list[HistoryEntry], str | None]:
         async with AsyncSession(memory="512M", timeout=30, **where) as lost:
             await lost.run("x = 1; open('f', 'w').write('before')")
             before = lost.ckpt
@@ -221,12 +221,17 @@ def test_a_caller_who_goes_away_leaves_nothing_behind(where: dict[str, Any]) -> 
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            told = await lost.recover()
             after = await lost.run("x, open('f').read()", expect=before)
-            history = await lost.history()
-            return before, history[1].ckpt, [entry.status for entry in history], after.text
+            return before, told, await lost.history(), after.text
 
-    before, after, statuses, seen = asyncio.run(go_away())
-    assert (after, statuses, seen) == (before, ["committed", "rolled_back", "committed"], "(1, 'before')")
+    before, told, history, seen = asyncio.run(go_away())
+    assert ([entry.status for entry in history], seen) == (["committed", "rolled_back", "committed"], "(1, 'before')")
+    assert (history[1].ckpt, told.ckpt, told.version) == (before, before, 1)
+    how = "the run was interrupted" if where else "the caller gave up"
+    end = "It was interrupted. Variables are as they were before the run."
+    assert history[1].reason == f"KeyboardInterrupt: {how}. {end}"
+    assert (told.code, told.memory, told.cause, told.names, told.steps) == ("ok", "kept", "nothing was lost", {}, [])
 
 
 def test_a_write_whose_caller_goes_away_is_done_or_not_and_never_half() -> None:

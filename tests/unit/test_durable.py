@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -194,22 +195,56 @@ def test_what_the_caller_must_tell_apart_is_left_as_it_is(tmp_path: Path) -> Non
         durable.rename("nothing", "something", src_dir=top, dst_dir=top)
 
 
-LASTING = {"fsync", "fdatasync", "sync", "syncfs", "rename", "renames", "replace", "link"}
+OF_MODULES = {
+    "os": {"fsync", "fdatasync", "sync", "rename", "renames", "replace", "link"},
+    "shutil": {"move"},
+    "_libc": {"syncfs", "renameat", "renameat2", "linkat"},
+}
+OF_PATHS = {"rename", "hardlink_to"}
 ELSEWHERE = {
     ("resources/workspace.py", "rename"),  # what is moved there is about to be deleted
-    ("guest/renames.py", "link"),  # the guest's own files, before they are staged
+    # The guest's own files, before they are staged.
+    ("guest/renames.py", "rename"),
+    ("guest/renames.py", "replace"),
+    ("guest/renames.py", "link"),
 }
 
 
 def test_nothing_is_synced_or_renamed_but_here() -> None:
     """So that one simulated disk, and the crash points around each step, are enough to try them all."""
     source = Path(durable.__file__).parent
-    found = set()
-    for path in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LASTING:
-                on = ast.unparse(node.func.value)
-                if on == "os" or (node.func.attr == "rename" and on != "durable"):
-                    found.add((str(path.relative_to(source)), node.func.attr))
+    found = {
+        (str(path.relative_to(source)), step) for path in source.rglob("*.py") for step in lasting(path.read_text())
+    }
 
-    assert found == ELSEWHERE | {("durable.py", "fsync"), ("durable.py", "rename"), ("durable.py", "link")}
+    here = {("durable.py", step) for step in ("fsync", "syncfs", "rename", "renameat2", "link")}
+    assert found == ELSEWHERE | here
+
+
+@pytest.mark.parametrize("code", [
+    "os.fsync(file)", "os.replace(a, b)", "os.link(a, b)", "step = os.rename", "from os import rename as plain",
+    "shutil.move(a, b)", "from shutil import move", "_libc.syncfs(fd)", "path.rename(b)", "(a / 'b').replace(b)",
+    "path.hardlink_to(b)",
+])  # fmt: skip
+def test_each_way_to_sync_or_to_rename_is_known(code: str) -> None:
+    assert len(list(lasting(code))) == 1
+
+
+@pytest.mark.parametrize("code", ["durable.rename(a, b)", "text.replace('a', 'b')", "structs.replace(a, b=1)"])
+def test_what_only_sounds_like_it_is_not_meant(code: str) -> None:
+    assert list(lasting(code)) == []
+
+
+def lasting(code: str) -> Iterator[str]:
+    """What Python code says that syncs, or gives a file a name."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (each.name for each in names if each.name in OF_MODULES.get(module, ()))
+            case ast.Attribute(value=ast.Name(id=on), attr=step) if on in OF_MODULES:
+                if step in OF_MODULES[on]:
+                    yield step
+            case ast.Attribute(value=on, attr=step) if step in OF_PATHS and ast.unparse(on) != "durable":
+                yield step
+            case ast.Call(func=ast.Attribute(attr="replace" as step), args=[_], keywords=[]):  # of a text it takes two
+                yield step

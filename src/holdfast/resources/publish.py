@@ -45,6 +45,7 @@ from holdfast.resources.intact import Intact
 from holdfast.resources.workspace import remove_tree
 
 _REMOVED = "removed-"
+_MADE = b"made-"
 _NEW_DIRECTORY_MODE = 0o755
 
 
@@ -294,15 +295,17 @@ class _Publishing:
             staged = look(name, dir_fd=self._staged.fd) if self._staged.go(at) else None
             self._touch(at)
             self._clear(name)
-            descent.make_directory(
-                name,
-                dir_fd=self._place.fd,
-                mode=stat.S_IMODE(staged.st_mode) if staged else _NEW_DIRECTORY_MODE,
-                owner=owner_of(staged) if staged else None,
-            )
+            self._make_directory(name, like=staged)
             self._place.enter(name)
         self._staged.go(parent)
         return True
+
+    def _make_directory(self, name: bytes, *, like: os.stat_result | None) -> None:
+        """Whole, by one rename: no change says what it is to be, and so no redo could set its mode and its owner."""
+        made = _MADE + secrets.token_hex(8).encode()
+        mode, owner = (stat.S_IMODE(like.st_mode), owner_of(like)) if like else (_NEW_DIRECTORY_MODE, None)
+        descent.make_directory(made, dir_fd=self._trash, mode=mode, owner=owner)
+        durable.rename_new(made, name, src_dir=self._trash, dst_dir=self._place.fd)
 
     def _touch(self, directory: Parts) -> None:
         if directory not in self._touched:

@@ -17,7 +17,7 @@ def status(session: Session, argument: str) -> Lines:
     cap, used = info.limits.get("memory_bytes"), info.memory_bytes
     yield f"session     {info.id} · {info.mode} · {info.state}"
     yield f"state       {info.ckpt}"
-    yield f"version     {info.version} (committed runs), generation {info.generation} (memories)"
+    yield f"version     {info.version} (of memory and files), generation {info.generation} (memories)"
     yield f"memory      {short(used)} of {short(cap)}"
     names = session.names()
     yield f"names       {', '.join(f'{name}: {it.type}' for name, it in sorted(names.items())) or 'none'}"
