@@ -39,6 +39,7 @@ class Elsewhere(Protocol):
 class _Engine:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_report)
         self._opening = anyio.Lock()
         self._services: dict[Path, tuple[Settings, Service]] = {}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -99,6 +100,13 @@ class _Engine:
         ending = self._under_way - {asyncio.current_task()}
         if ending:
             await asyncio.wait(ending)
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What failed where nobody waits for it. Not that a socket had something just when whoever waited for that was
+    cancelled: anyio asks the loop to end his wait, and it was ended."""
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 async def _carry_out(verb: Verb[T], future: "Future[T]") -> None:
