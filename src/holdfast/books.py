@@ -52,10 +52,12 @@ class Books:
         """Of those, the runs whose code has ended: the journal hears of it together with what was verified."""
         self.recent: list[tuple[int, Sequence[Change]]] = []
         """What the latest versions changed in the files, oldest first: how to walk back."""
+        self.files_version = 0
+        """The version that changed files last."""
         self.oldest = 0
         """The earliest version whose files can be brought back."""
         self.manifests = [manifest.digest({})]
-        """Of the version before the kept ones and of each of these that changed something, oldest first."""
+        """Of the version before the kept ones and of each of these, oldest first."""
         self.grown = False
         """There are more old contents than when `retention` looked last."""
         self.calls: list[str] | None = None
@@ -88,28 +90,27 @@ class Books:
         row: SessionRow | None = await self.journal.read(lambda store: store.session(self.session))
         self.row = row or self.row
         self.state, self.losses, self.open = await self.journal.read(read)
+        self.files_version = await self.journal.read(lambda store: versions.last_changed(store, self.session))
         self.recent, self.oldest, self.manifests = await self.journal.read(self._walk_back)
         self.may_have_happened = await self.journal.read(self._sent_in_vain)
 
     @property
     def kept_versions(self) -> int:
-        """Of those that changed something; the others cost nothing and are not counted. See `retention`."""
+        """Of those that changed files; the others cost nothing and are not counted. See `versions`."""
         return written_versions(self.row.settings) or Limits().versions
 
     def _walk_back(self, store: Store) -> tuple[list[tuple[int, Sequence[Change]]], int, list[str]]:
         """What the latest versions changed in the files, and where that leads: to the oldest version all of whose
         contents are kept. Between there and now some may lack one that was changed on the host. And the manifests
         of all, kept or not."""
-        recent, files, whole = list[tuple[int, Sequence[Change]]](), dict(self.state.files), True
-        oldest, far, manifests = self.row.version, 0, list[str]()
+        recent, files = list[tuple[int, Sequence[Change]]](), dict(self.state.files)
+        oldest, far, manifests = self.files_version, 0, list[str]()
         for row, changes in versions.latest(store, self.session, most=self.kept_versions):
-            if changes:
-                recent.append((row.version, changes))
-                manifests.append(row.manifest_sha256)
-                files = undo(files, changes)
-                whole = not not_kept(plan_restore(self.state.files, files), self.blobs)
-            if whole:
-                oldest, far = row.version - 1, len(recent)
+            recent.append((row.version, changes))
+            manifests.append(row.manifest_sha256)
+            files = undo(files, changes)
+            if not not_kept(plan_restore(self.state.files, files), self.blobs):
+                oldest, far = versions.last_changed(store, self.session, row.version - 1), len(recent)
         return recent[:far][::-1], oldest, [manifest.digest(files), *manifests[::-1]]
 
     def _sent_in_vain(self, store: Store) -> list[str]:
@@ -179,7 +180,10 @@ class Books:
         self.row = self.row_for(self.state)
 
     def remember(self, version: int, changes: Sequence[Change]) -> None:
-        """A version that changed files, so that one can walk back over it."""
+        """So that one can walk back over this version, if it changed files."""
+        if not versions.change_files(changes):
+            return
+        self.files_version = version
         self.recent.append((version, changes))
         self.manifests.append(self.state.manifest_sha256)
         self.grown = True

@@ -39,6 +39,7 @@ from holdfast.store.rows import (
     ReceiptRow,
     VersionRow,
 )
+from holdfast.versions import change_files
 
 Blame = Literal["user", "system"]
 Answer = Callable[[State, list[str], list[str]], bytes]
@@ -238,8 +239,7 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
         *results(books, planned.run, answer(after, kept, theirs) if answer else b""),
     )
     books.adopt(after)
-    if changes:
-        books.remember(saved.version, changes)
+    books.remember(saved.version, changes)
     return Settlement(settled=settled, receipt=receipt, saved=kept, theirs=theirs)
 
 
@@ -301,7 +301,7 @@ def _writes(
     session = books.session
     writes: list[AnyWrite] = [
         PutReceipt(session=session, row=receipt_row(after, planned.run, receipt)),
-        PutVersion(session=session, row=_version(planned, after)),
+        PutVersion(session=session, row=_version(books, planned, after, changes)),
         PutSession(session=session, row=books.row_for(sealed(after, receipt.sha256))),
     ]
     paths = [change.path for change in changes if change.area == "data"]
@@ -315,10 +315,11 @@ def _writes(
     return writes
 
 
-def _version(planned: Planned, after: State) -> VersionRow:
+def _version(books: Books, planned: Planned, after: State, changes: Sequence[Change]) -> VersionRow:
+    files_version = after.version if change_files(changes) else books.files_version
     return VersionRow(
         session=after.session, version=after.version, generation=after.generation, ckpt=str(after.ckpt()),
-        run=planned.run, at=time.time(), manifest_sha256=after.manifest_sha256,
+        run=planned.run, at=time.time(), manifest_sha256=after.manifest_sha256, files_version=files_version,
     )  # fmt: skip
 
 

@@ -180,6 +180,53 @@ def _check_kept(session: Session, ckpts: list[str], *, oldest: int) -> None:
     assert contents(session) == {"f": b"%d" % oldest}
 
 
+UNCHANGING = {
+    "restore": lambda session: session.restore(session.ckpt),
+    "write": lambda session: session.write("f", session.read("f")),
+    "rewrite": lambda session: ok(session.run("text = open('f').read(); open('f', 'w').write(text)")),
+    "elsewhere": lambda session: ok(session.run("open('/tmp/f', 'a').write('1')")),
+    "failure": lambda session: session.run("open('f', 'w').write('no'); 1 / 0"),
+    "savepoint": lambda session: session.run("from holdfast import kit; kit.save('f'); 1 / 0"),
+}
+
+
+@pytest.mark.embedded("the server's own home is looked into")
+@pytest.mark.parametrize("way", UNCHANGING)
+def test_a_version_that_changes_no_file_takes_no_place(way: str) -> None:
+    with Session(memory="512M", timeout=30, versions=5) as first:
+        ckpts = [first.ckpt, *(first.write("f", f"{n}").ckpt for n in range(1, 7))]
+        for _ in range(7):
+            UNCHANGING[way](first)
+        assert check(first) == ""
+        ckpts.append(first.write("f", "7").ckpt)
+        ok(first.run("1"))
+        assert check(first) == ""
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept) as again:
+        for number in (2, 4, 6):  # each restore is a change too
+            again.restore(ckpts[number])
+            assert contents(again) == {"f": b"%d" % number}
+        assert check(again) == ""
+        with pytest.raises(CkptUnknown):
+            again.restore(ckpts[1])
+
+
+def test_versions_are_kept_however_many_runs_came_after_them(where: dict[str, Any]) -> None:
+    with Session(memory="512M", timeout=30, versions=3, **where) as first:
+        ckpts = [first.ckpt, *(first.write("f", f"{n}").ckpt for n in range(1, 4))]
+        for _ in range(201):
+            ok(first.run("1"))
+        kept = first.id
+        first.close(keep=True)
+    with Session(resume=kept, **where) as again:
+        ckpts.append(again.write("f", "4").ckpt)
+        ok(again.run("1"))
+        _check_kept(again, ckpts, oldest=1)
+        with pytest.raises(CkptUnknown):
+            again.restore(ckpts[0])
+
+
 @pytest.mark.parametrize("versions", [0, -1, MOST_VERSIONS + 1, "many"])
 def test_a_number_of_versions_that_cannot_be_kept_is_refused(versions: Any, where: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=f"versions={versions!r} is not a number of versions") as error:

@@ -33,6 +33,8 @@ class VersionRow(Noun, frozen=True, kw_only=True):
     run: str
     at: float
     manifest_sha256: str
+    files_version: int | None = None
+    """The version that changed files last: this one, or one before it; 0: none has. None: an earlier build wrote it."""
 
 
 class NameRow(Noun, frozen=True, kw_only=True):
