@@ -127,7 +127,8 @@ class SessionInfo(Told, frozen=True):
 class AskedRun(Body, frozen=True):
     """A cell, a command, or a plan that was made before; the rest as `holdfast.verbs.RunOptions` has it."""
 
-    code: str = ""
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    """Empty code is a run; without any, and without `plan`, there is none."""
     plan: str | None = None
     """The id of a Run Card: exactly that is run, and nothing else may be asked for."""
     kind: Literal["cell", "command"] = "cell"

@@ -2,6 +2,7 @@
 
     HoldfastError
     ├── InvalidSetting           a value that cannot be used
+    ├── InputMissing             a declared input that is not there
     ├── BadEgress                a host that cannot be listed as one that a session may speak to
     ├── EgressRefused            a session may not reach what was asked for
     ├── HomeBusy                 another process owns the home directory
@@ -65,6 +66,12 @@ class InvalidSetting(HoldfastError):
     """A setting or argument that cannot be used as it is."""
 
     code = "invalid_setting"
+
+
+class InputMissing(HoldfastError):
+    """A declared input is not there, or a pattern matches no file. Nothing ran, and the key is not used."""
+
+    code = "input_missing"
 
 
 class BadEgress(HoldfastError):

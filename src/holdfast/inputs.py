@@ -1,18 +1,27 @@
-"""Files that runs read: as they are on disk, and whether they still are what a run has read.
+"""Files that runs read: whether they are there, as they are on disk, and whether they still are what a run has read.
 
 On the host somebody may have written to them: see `resources.intact`. A directory that is shared is another matter:
 there `resources.census` tells.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
+from itertools import islice
 
 import msgspec
 
 from holdfast import ckpt as ckpts
+from holdfast import expectations
 from holdfast.books import Books
-from holdfast.errors import DiskFailed
+from holdfast.errors import DiskFailed, InputMissing, InvalidSetting
+from holdfast.paths import to_bytes
 from holdfast.records import FileEntry, Input, Planned, RunCard
+from holdfast.resources import entries
+from holdfast.resources.descent import Cursor, Parts, split
+from holdfast.resources.entries import Entry
 from holdfast.store.sqlite import Store
 
 _MOST_NAMED = 100
@@ -20,6 +29,88 @@ _FEW = 5
 _MOST_RUNS = 1_000
 _MOST_BYTES = 1 << 30
 """Of inputs that are read again on the host; beyond that, what was committed is believed to be there."""
+_LENGTH_SHOWN = 200
+_MOST_LINKS = 40
+_FILES_SEARCHED = 10_000
+_FILES_COMPARED = 200
+_LENGTH_COMPARED = 100
+"""Names that are longer are not compared with a mistyped one: that takes the square of their length."""
+
+
+# -- of a run that is asked for ----------------------------------------------------------------------------------
+
+
+async def refuse_missing(books: Books, declared: Sequence[str]) -> None:
+    """Each declared input must be there, and each pattern must match a file. Raises InputMissing."""
+    missing = await books.in_thread(lambda: _missing(books, declared)) if declared else {}
+    if not missing:
+        return
+    named = ", ".join(each[:_LENGTH_SHOWN] for each in list(missing)[:_FEW])
+    more = f" and {len(missing) - _FEW:,} more" if len(missing) > _FEW else ""
+    path, found = next(iter(missing.items()))
+    hint = f'write "{path}/*" or "{path}/**" for the files in it' if found else _near(path, books.state.files)
+    raise InputMissing(
+        f"{path} is a directory, and no file" if found else f"no file {named}{more} is in {_place(books)}",
+        hint=f"{hint}; nothing ran, and the run's key is not used",
+    )
+
+
+def _place(books: Books) -> str:
+    return str(books.workspace.shared or expectations.WORKSPACE)
+
+
+def _missing(books: Books, declared: Sequence[str]) -> dict[str, Entry | None]:
+    """Those that are not there; and the directory, where one has that name."""
+    missing, known = dict[str, Entry | None](), books.state.files
+    with Cursor(books.workspace.files) as committed:
+        for path in declared:
+            found = None
+            with suppress(InvalidSetting):  # a pattern may be longer than any name
+                found = _leads_to(committed, (b"data", *split(path)))
+            if entries.kind_of(found) not in (None, "directory"):
+                continue
+            if path in known or not expectations.matching(path, known):  # or it is gone from the disk
+                missing[path] = found
+    return missing
+
+
+def _leads_to(committed: Cursor, parts: Parts, *, links: int = _MOST_LINKS) -> Entry | None:
+    """What is at a path, by way of links. One that leads out of /mnt/data stands for what is there: the host does not
+    follow it."""
+    found: Entry | None = None
+    for depth in range(1, len(parts) + 1):
+        found = entries.at(committed, parts[:depth])
+        if found is None:
+            return None
+        if found.kind == "symlink":
+            here, workspace = b"/".join(parts[1 : depth - 1]), expectations.WORKSPACE.encode()
+            target = os.path.normpath(os.path.join(workspace, here, to_bytes(found.target), *parts[depth:]))
+            if not target.startswith(workspace + b"/"):
+                return found
+            below = (b"data", *target[len(workspace) + 1 :].split(b"/"))
+            return _leads_to(committed, below, links=links - 1) if links else None
+    return found
+
+
+def _near(path: str, files: Mapping[str, FileEntry]) -> str:
+    """Files that may be meant: of the same name elsewhere, or of a name that is much like it."""
+    if not files:
+        return f"{expectations.WORKSPACE} holds no file yet: write it there first"
+    alike = list(dict.fromkeys(islice(_alike(path, files), _FEW)))
+    if alike:
+        return f"did you mean {', '.join(alike)}?"
+    shown = ", ".join(sorted(islice(files, _FILES_COMPARED))[:_FEW])
+    return f"there are {shown}" + (f" and {len(files) - _FEW:,} more" if len(files) > _FEW else "")
+
+
+def _alike(path: str, files: Mapping[str, FileEntry]) -> Iterator[str]:
+    last = path.rsplit("/", 1)[-1].lower()
+    for each in islice(files, _FILES_SEARCHED):
+        if fnmatchcase(each.rsplit("/", 1)[-1].lower(), last):
+            yield each
+    if len(path) <= _LENGTH_COMPARED:
+        short = [each for each in islice(files, _FILES_COMPARED) if len(each) <= _LENGTH_COMPARED]
+        yield from difflib.get_close_matches(path, short, n=_FEW)
 
 
 # -- of a run that is planned ------------------------------------------------------------------------------------

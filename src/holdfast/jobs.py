@@ -18,13 +18,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import expectations, once, underway, verbs
+from holdfast import expectations, inputs, once, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
-from holdfast.errors import InvalidSetting
 from holdfast.facts import facts_of
 from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
@@ -83,18 +82,9 @@ class OpenJob:
         self._outside = [change.path for change in changes[:_MOST_NAMED]]
         return changes
 
-    def refuse_missing(self) -> None:
-        """Of the inputs that were named each must be there before anything runs."""
-        missing = [
-            path
-            for path in expectations.inputs(self._job.options.get("inputs"))
-            if not expectations.matching(path, self._books.state.files)
-        ]
-        if missing:
-            raise InvalidSetting(
-                f"no file {', '.join(missing)} is in {self._books.workspace.shared}",
-                hint="name files of the directory, relative to it; nothing ran",
-            )
+    async def refuse_missing(self) -> None:
+        """Each input that was named must be there before anything runs."""
+        await inputs.refuse_missing(self._books, expectations.inputs(self._job.options.get("inputs")))
 
     async def committed_before(self, report: Report | None = None) -> Run | None:
         """The run that did the same and whose result the directory is; None: it is to be run. A key stands for it from

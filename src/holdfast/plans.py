@@ -15,7 +15,7 @@ import anyio
 from holdfast import once, planning, recovery
 from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
-from holdfast.inputs import as_found, is_certain
+from holdfast.inputs import as_found, is_certain, refuse_missing
 from holdfast.once import Attempt
 from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest, refuse_nonsense
@@ -111,6 +111,7 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     refuse_nonsense(request, session.limits)
     await session.wait_settled()
     await recovery.refuse_if_moved(session.books, request.expect)
+    await refuse_missing(session.books, request.inputs)
     card, _ = await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1))
     return await explained(session, card)
 

@@ -25,7 +25,7 @@ from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavai
 from holdfast.executions import Aftermath, Execution
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
-from holdfast.inputs import Read, read_for_lost_names
+from holdfast.inputs import Read, read_for_lost_names, refuse_missing
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.notes import Notes
@@ -108,6 +108,7 @@ class _Transaction:
 
     async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
+        await refuse_missing(self.books, self.request.inputs)
         self.plan.outside = await changed_outside(self.books, self.computer)
         if self.request.rehearse:
             await self.plan.make()

@@ -59,7 +59,7 @@ def new_request(code: str, options: RunOptions, *, timeout_s: float) -> RunReque
     """The same for what was not planned before."""
     _refuse_unknown(options)
     return RunRequest(
-        code=code,
+        code=_text("code", code),
         timeout_s=timeout_s,
         mode=one_of(Mode, "mode", options.get("mode")),
         goal=_text("goal", options.get("goal", ""))[:200],

@@ -153,6 +153,22 @@ def test_what_is_refused_before_it_begins_is_a_problem(http: httpx2.Client, at: 
     assert http.get(f"{at}/runs/run_000000000000").json()["code"] == "run_unknown"
 
 
+@pytest.mark.parametrize("body", [None, {}, {"code": None}, {"key": "k"}, {"kind": "command"}, {"inputs": []}])
+def test_a_body_without_code_runs_nothing(http: httpx2.Client, at: str, body: dict[str, str] | None) -> None:
+    before = http.get(at).json()["ckpt"]
+    for path in ("runs", "plans"):
+        refused = http.post(f"{at}/{path}", json=body) if body is not None else http.post(f"{at}/{path}")
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_setting")
+    assert http.get(at).json()["ckpt"] == before
+    assert run(http, at, "")["status"] == "committed", "an empty cell is a cell"
+
+
+def test_an_input_that_is_not_there_is_a_problem(http: httpx2.Client, at: str) -> None:
+    for accept in ("application/json", "application/x-ndjson"):
+        refused = http.post(f"{at}/runs", json={"code": "1", "inputs": ["nope.csv"]}, headers={"accept": accept})
+        assert (refused.status_code, refused.json()["code"]) == (422, "input_missing")
+
+
 def test_the_same_key_runs_once(http: httpx2.Client, at: str) -> None:
     headers, body = {"idempotency-key": "nightly", "accept": "application/json"}, {"code": "n = 1\nprint('once')"}
     first = http.post(f"{at}/runs", json=body, headers=headers).json()

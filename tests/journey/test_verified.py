@@ -14,7 +14,8 @@ def test_every_kind_of_run_is_told_alike_by_journal_and_receipt(
 ) -> None:
     (tmp_path / "up.csv").write_text("a,b\n1,2\n")
     with Session(memory="512M", timeout=30, undo=1) as session:
-        first = session.run("x = 1; open('a', 'w').write('a')", goal="make a \u20ac", key="k", inputs=["a"])
+        session.write("in", "1")
+        first = session.run("x = 1; open('a', 'w').write('a')", goal="make a \u20ac", key="k", inputs=["in"])
         session.run(
             "x = 2; open('a', 'a').write('b'); open('/tmp/t', 'w').write('t')", outputs=["a"], asserts=["x == 2"]
         )
@@ -26,7 +27,7 @@ def test_every_kind_of_run_is_told_alike_by_journal_and_receipt(
         session.run("while True: pass", timeout=1)
         session.run("import os; os._exit(3)")
         session.run("y = 1", rehearse=True)
-        session.run("x = 1; open('a', 'w').write('a')", key="k", inputs=["a"])
+        session.run("x = 1; open('a', 'w').write('a')", key="k", inputs=["in"])
         session.shell("echo command > c; exit 3")
         session.shell("rm c")
         session.upload(tmp_path / "up.csv")

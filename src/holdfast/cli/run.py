@@ -88,7 +88,7 @@ class _Face:
     def _carry_out(self, stop: Stop) -> tuple[Run, Screen]:
         screen, quiet = Screen(stop), self._asked.as_json
         changed = engine.wait(self._job.look)
-        self._job.refuse_missing()
+        engine.wait(self._job.refuse_missing)
         with rich_report() as report:
             done = engine.wait(lambda: self._job.committed_before(report))
             card = None if done else engine.wait(lambda: self._job.plan(report))

@@ -24,6 +24,7 @@ from holdfast.errors import HoldfastError, RateLimited, StateMoved, Unauthorized
 
 STATUSES = {
     "invalid_setting": 422,
+    "input_missing": 422,
     "bad_egress": 422,
     "egress_refused": 403,
     "home_busy": 503,

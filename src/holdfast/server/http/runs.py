@@ -186,6 +186,8 @@ def _wanted(session: LiveSession, asked: api.AskedRun) -> RunRequest:
 
 
 def _new(session: LiveSession, asked: api.AskedRun) -> RunRequest:
+    if asked.code is msgspec.UNSET:
+        raise InvalidSetting("the body has no code", hint='send {"code": "…"}, or the id of a Run Card as "plan"')
     timeout_s = session.limits.timeout_s
     if asked.timeout is not None:
         timeout_s = parse_seconds(asked.timeout, name="timeout")
