@@ -84,7 +84,7 @@ def test_all_that_receipts_state_is_on_the_disk_after_every_kind_of_change() -> 
         with closing(Store(home / JOURNAL, read_only=True)) as store:
             return check_in_home(store, session.id, home).problem
 
-    with Session(memory="512M", timeout=30, keep=True) as session:
+    with Session(memory="512M", timeout=30) as session:
         for code in (MAKE, CHANGE, REPLACE):
             done = session.run(code)
             assert (done.status, problem(session)) == ("committed", "")
@@ -96,7 +96,8 @@ def test_all_that_receipts_state_is_on_the_disk_after_every_kind_of_change() -> 
         session.restore(done.ckpt)
         assert problem(session) == ""
         name = session.id
-    with Session(resume=name, keep=False) as session:
+        session.close(keep=True)
+    with Session(resume=name) as session:
         assert problem(session) == ""
         assert session.run("__import__('os').rename('d', 'e')").error is None
         assert problem(session) == ""
