@@ -52,6 +52,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The directory that stands for /mnt/data."""
     shared: bool = False
     """It is the user's own: what counts in it is what `census` counts."""
+    exported: bool = False
+    """It holds the regular files alone, with modes of its own."""
     session: str = ""
     """Empty: whichever the first receipt names."""
     store: Store | None = None
@@ -90,6 +92,7 @@ def from_directory(path: Path, *, public: PublicKey | None = None) -> Evidence:
         receipts=_from_files(path / RECEIPTS_NAME),
         manifests=[("", path / MANIFEST_NAME)],
         files=path / FILES_NAME,
+        exported=True,
     )
 
 

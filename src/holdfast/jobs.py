@@ -11,14 +11,15 @@ changes too, or one of its declared inputs, the job is rolled back (`verificatio
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import expectations, inputs, once, underway, verbs
+from holdfast import durable, expectations, inputs, once, stated, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
@@ -29,10 +30,11 @@ from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
-from holdfast.receipts import receipt
+from holdfast.receipts import facts_in, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
-from holdfast.resources import census
+from holdfast.resources import census, descent, entries
+from holdfast.resources.entries import Entry
 from holdfast.resources.restoring import plan_restore
 from holdfast.service import Service
 from holdfast.sessions import LiveSession, new_id
@@ -78,7 +80,9 @@ class OpenJob:
         directory, cache = workspace.shared, self._service.home.path / "hashes"
         found = await anyio.to_thread.run_sync(census.take, directory, cache)
         workspace.census = found
-        changes = await take_in(self._books, found.files)
+        made = await self._books.read(lambda store: _made_by_jobs(store, self._books.session, cache.with_name("made")))
+        others = await anyio.to_thread.run_sync(_changed, directory, made)
+        changes = await take_in(self._books, found.files, others)
         self._outside = [change.path for change in changes[:_MOST_NAMED]]
         return changes
 
@@ -166,9 +170,12 @@ async def open_job(directory: Path, job: Job, *, settings: Settings) -> OpenJob:
 # -- changed outside ---------------------------------------------------------------------------------------------
 
 
-async def take_in(books: Books, files: Mapping[str, FileEntry]) -> list[Change]:
-    """Make the directory's files those of the next version, if they are not the present one's."""
+async def take_in(books: Books, files: Mapping[str, FileEntry], others: Sequence[Change] = ()) -> list[Change]:
+    """Make the directory's files those of the next version, if they are not the present one's. `others` are changes of
+    what a job had made there and that is no file, or of modes."""
     changes = [msgspec.structs.replace(change, mode=0) for change in plan_restore(books.state.files, files)]
+    named = {change.path for change in changes}
+    changes = sorted([*changes, *(change for change in others if change.path not in named)], key=descent.parts_of)
     if not changes:
         return []
     planned = _planned(books, len(changes))
@@ -185,6 +192,55 @@ async def take_in(books: Books, files: Mapping[str, FileEntry]) -> list[Change]:
     books.open[planned.run] = [planned]
     await settle_at_once(books, planned, verified, planned, done, after=after)
     await books.load()  # what was changed outside cannot be brought back: how far one can walk back is another now
+    return changes
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs made in a directory beside files, and the modes that they gave, as the receipts so far state it."""
+
+    receipts: int = 0
+    head: str = ""
+    entries: dict[str, Entry] = {}
+
+
+def _made_by_jobs(store: Store, session: str, cache: Path) -> dict[str, Entry]:
+    """The cache is a file in `.holdfast`: a job reads the receipts since the last one. It is made again if it is gone,
+    or is of another chain."""
+    rows, known = store.receipts(session), _Made()
+    with suppress(OSError, msgspec.MsgspecError):
+        known = msgspec.msgpack.decode(cache.read_bytes(), type=_Made)
+    if [row.sha256 for row in rows[known.receipts - 1 : known.receipts]] != [known.head]:
+        known = _Made()
+    made = dict(known.entries)
+    for row in rows[known.receipts :]:
+        facts = facts_in(row.envelope)
+        for change in facts.changes:
+            entry = stated.entry_of(change, facts.kind)
+            if entry is None or (entry.kind == "file" and entry.mode is None):
+                made.pop(change.path, None)
+            else:
+                made[change.path] = entry
+    if len(rows) > known.receipts:
+        known = _Made(receipts=len(rows), head=rows[-1].sha256, entries=made)
+        durable.write_file(cache, msgspec.msgpack.encode(known))
+    return made
+
+
+def _changed(directory: Path, made: Mapping[str, Entry]) -> list[Change]:
+    """What of it is otherwise now. What cannot be looked at is left as it was stated."""
+    changes = []
+    with descent.Cursor(directory, open_shut=False) as cursor:
+        for path, entry in made.items():
+            try:
+                found = entries.at(cursor, descent.split(path))
+            except (OSError, InvalidSetting):
+                continue
+            if found is not None and found.kind == "file":  # what is in it `census` says
+                found = msgspec.structs.replace(found, sha256=entry.sha256, bytes=entry.bytes)
+            if found is not None and (found.kind is None or (found.kind == "file" and entry.kind != "file")):
+                found = None
+            if entries.differ(entry, found):
+                changes.append(entries.leading(path, to=found, now=entry))
     return changes
 
 

@@ -86,6 +86,14 @@ def receipt(envelope: bytes) -> Receipt:
     return as_seen(Sealed(body=body, envelope=envelope, sha256=hashlib.sha256(envelope).hexdigest()))
 
 
+def facts_in(envelope: bytes) -> RunFacts:
+    """What a stored envelope states. Its signature is not looked at."""
+    try:
+        return parse_statement(_decode(_read(envelope).payload))
+    except ValueError as error:
+        raise _refused("its payload is no statement of ours") from error
+
+
 def as_seen(sealed: Sealed) -> Receipt:
     """The same of one that is at hand."""
     try:

@@ -7,9 +7,14 @@ For each receipt, from the first:
 3. journal: what it says of the run is the same (where there is a journal; `agreement`);
 4. manifest: the changes of all receipts so far add up to the manifest that it names.
 
-Then the manifests' texts (in a home there is one for each version that is kept), then every file by SHA-256 and bytes
-(missing, extra and changed ones are named), and last that the session stands where its last receipt says, and that no
-run has ended without one.
+Then the manifests' texts (in a home there is one for each version that is kept), then all of /mnt/data: whatever has a
+name there is what the receipts state of it (kind, mode, SHA-256 and bytes of a file, target of a link), and what is
+missing or stated by no receipt is named. Last that the session stands where its last receipt says, and that no run has
+ended without one.
+
+An export holds the regular files alone. On its way it may lose permissions (a umask, git, an archive), and gain none.
+In a directory of the user's, files are counted as jobs count them (`census`). What jobs made is checked there whole;
+links, pipes and empty directories of the user's own are counted by no job, and are listed.
 
 Only the public key is needed. Memory grows with the number of files and receipts, not with the size of files.
 
@@ -20,26 +25,32 @@ noted a later `Report.head` can.
 import hashlib
 import os
 import stat
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from holdfast import agreement, ckpt, durable, manifest, paths, receipts, versions
+from holdfast import agreement, ckpt, durable, manifest, paths, receipts, stated, versions
 from holdfast.config import written_versions
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
 from holdfast.evidence import Evidence, Stored, from_home
-from holdfast.records import Change, FileEntry, Settled, Verified
-from holdfast.resources import census, descent, hashing
+from holdfast.records import Saved, Settled, Verified
+from holdfast.resources import census, descent, entries, hashing
+from holdfast.resources.entries import Entry
 from holdfast.signing import PublicKey
+from holdfast.stated import Stated
 from holdfast.statements import RunFacts, parse_statement
 from holdfast.store.rows import SessionRow
 from holdfast.store.sqlite import Store
 
 _EMPTY = manifest.digest({})
 _ATTEMPTS = 3
+_MOST_LISTED = 100
+_EXPORTED_MODES = {"file": 0o664, "directory": 0o775}
+"""What an export gives at most by itself; git and a usual umask give no more."""
+_OTHERS_WRITE = 0o022
+"""Permissions that nobody gets in a session's /mnt/data but by a run."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +71,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ckpt: str = ""
     unsettled: list[str] = []
     """Runs that go on, or that a crash cut short and the next start will end."""
+    unstated: list[str] = []
+    """In a directory of the user's: links, pipes and empty directories that no job made, the first of them."""
 
 
 def check(evidence: Evidence) -> Report:
@@ -101,14 +114,16 @@ class _Checker:
         self._evidence = evidence
         self._store = evidence.store
         self._session = evidence.session
-        self._ledger = _Ledger()
+        self._stated = Stated()
         self._last: RunFacts | None = None
         self._head = ""
         self._versions = {0: _EMPTY}
         self._ended: set[str] = set()
         """Runs of the journal that have a receipt of their own."""
         self._receipts = self._manifests = self._files = self._bytes = 0
-        self._pending: dict[str, list[Change]] = {}
+        self._pending: dict[str, set[str]] = {}
+        """Runs that have no end yet, and the paths that they may be about to put in place."""
+        self._unstated: list[str] = []
 
     def report(self, problem: str = "") -> Report:
         last = self._last
@@ -116,7 +131,7 @@ class _Checker:
             ok=not problem, session=self._session, key_id=self._evidence.public.key_id, problem=problem,
             receipts=self._receipts, manifests=self._manifests, files=self._files, bytes=self._bytes,
             version=last.version if last else 0, head=self._head, ckpt=last.ckpt if last else "",
-            unsettled=list(self._pending),
+            unsettled=list(self._pending), unstated=self._unstated,
         )  # fmt: skip
 
     # -- receipts ----------------------------------------------------------------------------------------------
@@ -144,7 +159,9 @@ class _Checker:
                 raise _wrong(differs)
             if facts.kind != "savepoint":  # after which its run's own follows
                 self._ended.add(facts.run)
-        self._ledger.apply(facts)
+        self._stated.apply(facts)
+        if facts.manifest_sha256 != self._stated.digest:
+            raise _wrong(f"the changes add up to manifest {self._stated.digest}, it names {facts.manifest_sha256}")
         self._versions[facts.version] = facts.manifest_sha256
         self._last, self._head = facts, found
 
@@ -165,7 +182,7 @@ class _Checker:
     # -- manifests ---------------------------------------------------------------------------------------------
 
     def check_manifests(self) -> None:
-        wanted = self._ledger.digest
+        wanted = self._stated.digest
         for name, path in self._evidence.manifests:
             with _about(f"manifest {name[:12] or path.name}"):
                 _check_manifest(path.read_bytes(), digest=name or wanted)
@@ -195,40 +212,88 @@ class _Checker:
 
     def check_files(self) -> None:
         self._find_pending()
-        passed_over = {change.path for changes in self._pending.values() for change in changes}
-        missing = dict(self._ledger.files)
-        for path, sha256, size in self._found():
+        passed_over = set().union(*self._pending.values())
+        missing = dict(self._stated.entries)
+        on_the_way, strange = stated.directories_of(missing.keys() | passed_over), list[str]()
+        for path, found in self._found():
             wanted = missing.pop(path, None)
-            if path not in passed_over:
-                _check_file(path, wanted, sha256=sha256, size=size)
-            self._files += 1
-            self._bytes += size
-        if gone := sorted(missing.keys() - passed_over):
-            raise _wrong(f"file {gone[0]} is missing")
+            if path == stated.ROOT:
+                self._check_root(found)
+                continue
+            if found.kind == "file":
+                self._files += 1
+                self._bytes += found.bytes
+            if path in passed_over or not passed_over.isdisjoint(stated.directories_of([path])):
+                continue
+            if wanted is not None or found.kind != "directory":
+                self._check_entry(path, wanted, found)
+            elif path not in on_the_way:
+                strange.append(path)
+            elif self._evidence.exported:
+                _refuse_more_permissions(path, None, found)
+        self._refuse_missing(missing, passed_over)
+        for path in strange:  # nothing that is in it was named
+            self._check_entry(path, None, Entry(kind="directory"))
+
+    def _check_root(self, found: Entry) -> None:
+        """Its mode is stated by the receipt of a run that changed it, and by none before that."""
+        wanted = self._stated.entries.get(stated.ROOT)
+        if wanted is None and (found.mode or 0) & _OTHERS_WRITE:
+            raise _wrong(f"directory {stated.ROOT} has the mode {found.mode or 0:04o}, and no receipt says so")
+        if wanted is not None:
+            self._check_entry(stated.ROOT, wanted, found)
+
+    def _check_entry(self, path: str, wanted: Entry | None, found: Entry) -> None:
+        if wanted is None and self._evidence.shared and found.kind != "file":
+            self._unstated += [path] if len(self._unstated) < _MOST_LISTED else []
+            return
+        if wanted is None:
+            raise _wrong(
+                f"{found.kind or 'device'} {path} is in no {'manifest' if found.kind == 'file' else 'receipt'}"
+            )
+        if self._evidence.exported:
+            _refuse_more_permissions(path, wanted, found)
+            found = msgspec.structs.replace(found, mode=None)
+        if differs := stated.difference(wanted, found):
+            raise _wrong(f"{wanted.kind} {path} {differs}")
+
+    def _refuse_missing(self, missing: dict[str, Entry], passed_over: Collection[str]) -> None:
+        for path in sorted(missing.keys() - passed_over):
+            if missing[path].kind == "file" or not self._evidence.exported:
+                raise _wrong(f"{missing[path].kind} {path} is missing")
 
     def _find_pending(self) -> None:
-        """What a verified run is publishing may be there already, or not yet."""
-        if self._store is not None:
-            for _, run in self._store.unsettled(self._session):
-                verified = [each for each in self._store.records(run) if isinstance(each, Verified)]
-                own = [change for record in verified for change in record.changes if change.area == "data"]
-                self._pending[run] = own
+        """What a run that has no end yet is publishing may be there already, or not yet."""
+        if self._store is None:
+            return
+        for _, run in self._store.unsettled(self._session):
+            paths_of_run = self._pending.setdefault(run, set())
+            for record in self._store.records(run):
+                if isinstance(record, Verified):
+                    paths_of_run |= {change.path for change in record.changes if change.area == "data"}
+                elif isinstance(record, Saved):
+                    saved = {file.path for file in record.files}
+                    paths_of_run |= saved | stated.directories_of(saved)
 
-    def _found(self) -> Iterator[tuple[str, str, int]]:
-        """Every regular file, with its SHA-256 and bytes."""
+    def _found(self) -> Iterator[tuple[str, Entry]]:
+        """Whatever has a name, parents first; of files the SHA-256 and bytes."""
         if not self._evidence.files.is_dir():
             return
         if self._evidence.shared:
-            for entry in census.take(self._evidence.files).files.values():
-                yield entry.path, entry.sha256, entry.bytes
+            yield from census.everything(self._evidence.files)
             return
+        if self._store is not None:
+            yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.lstat().st_mode))
         with descent.Cursor(self._evidence.files) as cursor:
             for parts, status in cursor.walk():
-                if stat.S_ISREG(status.st_mode):
-                    path = paths.to_text(b"/".join(parts))
+                path = paths.to_text(b"/".join(parts))
+                with _about(path):
+                    found = entries.found_at(parts[-1], status, dir_fd=cursor.fd)
+                if found.kind == "file":
                     with _about(f"file {path}"), durable.closing_fd(_open(parts[-1], cursor.fd)) as file:
                         sha256, size = hashing.digest(file)
-                    yield path, sha256, size
+                    found = msgspec.structs.replace(found, sha256=sha256, bytes=size)
+                yield path, found
 
     # -- where the session stands ------------------------------------------------------------------------------
 
@@ -258,7 +323,7 @@ class _Checker:
 
     def _check_rows(self, store: Store, row: SessionRow) -> None:
         """The journal's own lists, from which a session goes on."""
-        if store.files(row.id) != self._ledger.files:
+        if store.files(row.id) != self._stated.files():
             raise _wrong("the journal's list of files is not what the receipts add up to")
         for version in store.versions(row.id):
             if self._versions.get(version.version) != version.manifest_sha256:
@@ -267,7 +332,7 @@ class _Checker:
             n: (name.type, name.run) for n, name in store.names(row.id).items() if name.generation == row.generation
         }
         made = ckpt.make(
-            row.id, generation=row.generation, version=row.version, manifest_sha256=self._ledger.digest, names=names
+            row.id, generation=row.generation, version=row.version, manifest_sha256=self._stated.digest, names=names
         )
         if row.ckpt and row.ckpt != str(made):
             raise _wrong(f"the session says that it is at {row.ckpt}, its files and names make {made}")
@@ -302,13 +367,12 @@ def _check_manifest(text: bytes, *, digest: str) -> None:
         raise _wrong(str(error)) from error
 
 
-def _check_file(path: str, wanted: FileEntry | None, *, sha256: str, size: int) -> None:
-    if wanted is None:
-        raise _wrong(f"file {path} is in no manifest")
-    if size != wanted.bytes:
-        raise _wrong(f"file {path} has {size} bytes, its receipt says {wanted.bytes}")
-    if sha256 != wanted.sha256:
-        raise _wrong(f"file {path} was changed: its SHA-256 is {sha256}, its receipt says {wanted.sha256}")
+def _refuse_more_permissions(path: str, wanted: Entry | None, found: Entry) -> None:
+    """Than an export's own and those that the receipt states."""
+    own = _EXPORTED_MODES.get(found.kind or "", 0o7777)
+    if (found.mode or 0) & ~(own | ((wanted and wanted.mode) or 0)):
+        told = "" if wanted is None or wanted.mode is None else f", its receipt says {wanted.mode:04o}"
+        raise _wrong(f"{found.kind} {path} has the mode {found.mode or 0:04o}{told}")
 
 
 def _open(name: bytes, directory: int) -> int:
@@ -316,39 +380,6 @@ def _open(name: bytes, directory: int) -> int:
         return descent.open_regular(name, dir_fd=directory)
     except FileNotFoundError as error:
         raise _wrong("it went away while it was looked at") from error
-
-
-class _Ledger:
-    """The files after the receipts so far. Lines are kept in order, so that a receipt costs what it changed and one
-    pass of SHA-256, not a sort."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, FileEntry] = {}
-        self.digest = _EMPTY
-        self._order: list[bytes] = []
-        self._lines: dict[bytes, bytes] = {}
-
-    def apply(self, facts: RunFacts) -> None:
-        for change in facts.changes:
-            if change.kind == "file" and change.action != "removed":
-                self._put(FileEntry(path=change.path, sha256=change.sha256, bytes=change.bytes))
-            elif self.files.pop(change.path, None):
-                self._remove(paths.to_bytes(change.path))
-        if facts.changes:
-            self.digest = hashlib.sha256(b"".join(self._lines[name] for name in self._order)).hexdigest()
-        if facts.manifest_sha256 != self.digest:
-            raise _wrong(f"the changes add up to manifest {self.digest}, it names {facts.manifest_sha256}")
-
-    def _put(self, entry: FileEntry) -> None:
-        name = paths.to_bytes(entry.path)
-        if name not in self._lines:
-            insort(self._order, name)
-        self.files[entry.path] = entry
-        self._lines[name] = manifest.line(name, entry.sha256)
-
-    def _remove(self, name: bytes) -> None:
-        del self._order[bisect_left(self._order, name)]
-        del self._lines[name]
 
 
 @contextmanager

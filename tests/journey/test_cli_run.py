@@ -10,11 +10,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.lean import lean_home
+
+from holdfast.evidence import read_key
+from holdfast.home import JOURNAL
+from holdfast.store.sqlite import Store
+from holdfast.verify import Report, check_in_home
 
 COMMAND = [sys.executable, "-m", "holdfast.cli.main"]
 Holdfast = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -456,6 +462,62 @@ def test_a_file_that_was_changed_since_is_named_by_verify_and_taken_in_by_the_ne
     assert "tides.csv" in wrong.stdout
     assert "1 file changed since the last job, and taken in: tides.csv" in done.stderr
     assert done.stdout == "tampered\n\n"
+
+
+MADE = """
+import os
+os.symlink('tides.csv', 'latest'); os.mkdir('empty', 0o755); os.mkfifo('pipe', 0o644)
+open('tool.sh', 'w').write('#!/bin/sh'); os.chmod('tool.sh', 0o755)
+"""
+THEIR_CHANGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda at: relink(at / "latest", "x"), "symlink latest points to x"),
+    (lambda at: (at / "latest").unlink(), "symlink latest is missing"),
+    (lambda at: (at / "latest").touch(), "symlink latest is a file"),
+    (lambda at: relink(at / "latest", "tides.csv"), ""),
+    (lambda at: (at / "empty").chmod(0o777), "directory empty has the mode 0777"),
+    (lambda at: (at / "empty").rmdir(), "directory empty is missing"),
+    (lambda at: (at / "empty").mkdir(0o755), ""),
+    (lambda at: (at / "pipe").unlink(), "fifo pipe is missing"),
+    (lambda at: os.mkfifo(at / "pipe", 0o644), ""),
+    (lambda at: (at / "tool.sh").chmod(0o777), "file tool.sh has the mode 0777"),
+]
+
+
+def relink(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+def test_what_a_job_made_is_looked_at_whole_and_what_the_user_changed_of_it_is_taken_in(
+    holdfast: Holdfast, home: Path, directory: Path
+) -> None:
+    def verified() -> Report:
+        public = read_key(home / "keys/ed25519.pub.pem")
+        with closing(Store(directory / ".holdfast" / JOURNAL, read_only=True)) as store:
+            session = store.sessions()[0].id
+            return check_in_home(store, session, directory / ".holdfast", public=public, shared=directory)
+
+    job(directory, MADE)
+    job(directory, "print('next')", "next.py")
+    (directory / "mine").symlink_to("/etc/passwd")
+    (directory / "my own").mkdir()
+    (directory / "tides.csv").chmod(0o600)
+    holdfast("run", "job.py")
+    assert (verified().problem, verified().unstated) == ("", ["mine", "my own"])
+
+    for change, named in THEIR_CHANGES:
+        change(directory)
+        problem = verified().problem
+        assert problem.startswith(named)
+        assert named or not problem
+    relink(directory / "latest", "x")
+    (directory / "pipe").unlink()
+    (directory / "empty").rmdir()
+    done = holdfast("run", "--force", "next.py")
+    assert "4 files changed since the last job, and taken in" in done.stderr
+    assert verified().problem == ""
+    assert "taken in" not in holdfast("run", "--force", "next.py").stderr
+    assert verified().problem == ""
 
 
 def test_on_a_terminal_a_line_shows_time_and_memory(home: Path, directory: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import ckpt, evidence, manifest, paths, receipts, verify
+from holdfast import ckpt, evidence, manifest, paths, receipts, stated, verify
 from holdfast.cli.export import export, write_export
 from holdfast.cli.verify import check_session
 from holdfast.errors import DiskFull, HoldfastError, InvalidSetting, SessionUnknown, VerifyFailed
@@ -69,6 +70,8 @@ class Author:
         (self.directory / "manifests").mkdir()
         self.store = Store(home / "journal.sqlite3")
         self.files: dict[str, FileEntry] = {}
+        self.more: list[Change] = []
+        """What the next run changes beside what it is told to put and remove."""
         self.names: dict[str, NameRow] = {}
         self.row = SessionRow(id=SESSION, created_at=1.0, generation=1, version=0, settings={})
         self.row = msgspec.structs.replace(self.row, ckpt=self.ckpt())
@@ -138,6 +141,10 @@ class Author:
             action = "changed" if path in self.files else "added"
             changes.append(Change(path=path, action=action, sha256=sha256, bytes=len(content), mode=0o644))
             self.files[path] = FileEntry(path=path, sha256=sha256, bytes=len(content))
+        for change in self.more:
+            if change.kind == "file":
+                self.files[change.path] = FileEntry(path=change.path, sha256=change.sha256, bytes=change.bytes)
+        changes, self.more = [*changes, *self.more], []
         for name in gone:
             old = self.files.pop(paths.to_text(name))
             changes.append(Change(path=old.path, action="removed", before=old.sha256))
@@ -180,7 +187,7 @@ class Author:
             self.row, version=facts.version, ckpt=facts.ckpt, head=sealed.sha256, receipts=facts.number
         )
         gone = [change.path for change in facts.changes if change.action == "removed"]
-        put = [self.files[change.path] for change in facts.changes if change.action != "removed"]
+        put = [self.files[change.path] for change in facts.changes if change.path in self.files]
         version = VersionRow(
             session=SESSION, version=facts.version, generation=1, ckpt=facts.ckpt, run=facts.run, at=1.0,
             manifest_sha256=facts.manifest_sha256,
@@ -297,17 +304,8 @@ def test_a_run_that_a_crash_cut_short_while_it_published_is_named_and_passed_ove
     assert (report.ok, report.problem, report.unsettled) == (True, "", ["run_6"])
 
 
-def test_links_and_directories_are_not_in_the_manifest(told: Author) -> None:
-    (told.data / "link").symlink_to("/etc/passwd")
-    (told.data / "up").symlink_to("..")
-    (told.data / "new" / "er").mkdir(parents=True)
-    os.mkfifo(told.data / "fifo")
-
-    assert _check(told).ok
-
-
 def test_a_check_changes_nothing(told: Author) -> None:
-    os.chmod(told.data / "a.csv", 0o000)
+    os.chmod(told.data / "dir", 0o000)  # of a directory that no run made by itself no receipt states the mode
     before = {path: path.lstat().st_mode for path in told.home.rglob("*")}
 
     assert _check(told).ok
@@ -336,11 +334,103 @@ def test_a_missing_file_is_named(told: Author) -> None:
     assert _check(told).problem == "file dir/z is missing"
 
 
-def test_a_file_behind_a_link_is_missing(told: Author) -> None:
+def test_a_file_behind_a_link_is_not_the_file(told: Author) -> None:
     (told.data / "a.csv").rename(told.home / "elsewhere")
     (told.data / "a.csv").symlink_to(told.home / "elsewhere")
 
-    assert _check(told).problem == "file a.csv is missing"
+    assert _check(told).problem == "file a.csv is a symlink, its receipt says a file"
+
+
+PUT = {
+    "file": lambda path: path.write_bytes(b"content"),
+    "symlink": lambda path: path.symlink_to("/etc/passwd"),
+    "directory": lambda path: path.mkdir(),
+    "fifo": os.mkfifo,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o644),
+}
+"""Each with the mode 0644, or 0755, or none."""
+
+
+def _state(author: Author, *changes: Change) -> None:
+    """A run that made these, by its receipt alone."""
+    author.more = list(changes)
+    author.commit()
+
+
+def _stated(path: str, kind: str, **more: Any) -> Change:
+    told = {
+        "file": {"sha256": hashlib.sha256(b"content").hexdigest(), "bytes": 7, "mode": 0o644},
+        "symlink": {"target": "/etc/passwd"},
+        "directory": {"mode": 0o755},
+    }
+    return Change(path=path, action="added", kind=kind, **{**told.get(kind, {"mode": 0o644}), **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["{}", "dir/{}", "new/er/{}"])
+@pytest.mark.parametrize("kind", PUT)
+def test_whatever_no_receipt_states_is_named(told: Author, kind: str, where: str) -> None:
+    path = told.data / where.format("x")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PUT[kind](path)
+
+    book = "manifest" if kind == "file" else "receipt"
+    assert _check(told).problem in (f"{kind} {where.format('x')} is in no {book}", "directory new is in no receipt")
+
+
+@pytest.mark.parametrize("found", [*PUT, "nothing"])
+@pytest.mark.parametrize("kind", PUT)
+def test_what_a_receipt_states_is_looked_for_by_its_kind(told: Author, kind: str, found: str) -> None:
+    _state(told, _stated("x", kind))
+    if found != "nothing":
+        PUT[found](told.data / "x")
+
+    problem = _check(told).problem
+
+    if found == kind:
+        assert problem == ""
+    else:
+        wrong = "is missing" if found == "nothing" else f"is {stated.named(found)}, its receipt says "  # type: ignore[arg-type]
+        assert problem.startswith(f"{kind} x {wrong}")
+
+
+def test_a_link_that_points_elsewhere_is_named(told: Author) -> None:
+    _state(told, _stated("x", "symlink", target="a.csv"))
+    PUT["symlink"](told.data / "x")
+
+    assert _check(told).problem == "symlink x points to /etc/passwd, its receipt says a.csv"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o600, 0o000, 0o4644, 0o1644])
+@pytest.mark.parametrize("kind", ["file", "directory", "fifo", "socket"])
+def test_another_mode_is_named(told: Author, kind: str, mode: int) -> None:
+    before = 0o755 if kind == "directory" else 0o644
+    _state(told, _stated("x", kind))
+    PUT[kind](told.data / "x")
+    assert _check(told).ok
+    os.chmod(told.data / "x", mode)
+
+    assert _check(told).problem == f"{kind} x has the mode {mode:04o}, its receipt says {before:04o}"
+
+
+def test_the_mode_of_the_workspace_itself_is_looked_at(told: Author) -> None:
+    os.chmod(told.data, 0o777)
+    assert _check(told).problem == "directory . has the mode 0777, and no receipt says so"
+    _state(told, _stated(".", "directory", mode=0o777, before_mode=0o700))
+    assert _check(told).ok
+    os.chmod(told.data, 0o700)
+    assert _check(told).problem == "directory . has the mode 0700, its receipt says 0777"
+
+
+def test_of_a_run_that_saved_and_has_no_end_yet_nothing_is_wrong(told: Author) -> None:
+    """Its files may be in place before the receipt that states them."""
+    saved = [SavedFile(path="step/1", sha256=hashlib.sha256(b"content").hexdigest(), bytes=7)]
+    told._write("run_6", None, saved=saved)
+    (told.data / "step").mkdir()
+    PUT["file"](told.data / "step" / "1")
+
+    report = _check(told)
+
+    assert (report.ok, report.problem, report.unsettled) == (True, "", ["run_6"])
 
 
 def test_an_extra_file_is_named_however_odd(told: Author) -> None:
@@ -711,6 +801,34 @@ def test_an_export_that_cannot_be_written_leaves_nothing_in_the_way_of_the_next(
             write_export(SESSION, tmp_path / "out", home=told.home)
 
     assert write_export(SESSION, tmp_path / "out", home=told.home).ok
+
+
+@pytest.mark.parametrize(("add", "named"), [
+    (lambda data: PUT["symlink"](data / "x"), "symlink x is in no receipt"),
+    (lambda data: os.mkfifo(data / "dir" / "x"), "fifo dir/x is in no receipt"),
+    (lambda data: (data / "x").mkdir(), "directory x is in no receipt"),
+    (lambda data: (data / "a.csv").chmod(0o777), "file a.csv has the mode 0777, its receipt says 0644"),
+    (lambda data: (data / "a.csv").chmod(0o755), "file a.csv has the mode 0755, its receipt says 0644"),
+    (lambda data: (data / "a.csv").chmod(0o4644), "file a.csv has the mode 4644, its receipt says 0644"),
+    (lambda data: (data / "dir").chmod(0o777), "directory dir has the mode 0777"),
+])  # fmt: skip
+def test_what_was_added_to_an_export_is_named(exported: Path, add: Callable[[Path], object], named: str) -> None:
+    add(exported / "files")
+
+    assert verify.check(from_directory(exported)).problem == named
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_an_export_may_lose_permissions_on_its_way(told: Author, exported: Path, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        shutil.copytree(exported, tmp_path / "copy", copy_function=shutil.copyfile)
+        write_export(SESSION, tmp_path / "again", home=told.home)
+    finally:
+        os.umask(before)
+
+    for directory in (tmp_path / "copy", tmp_path / "again"):
+        assert verify.check(from_directory(directory)).problem == ""
 
 
 def test_a_session_that_is_not_right_is_not_exported(told: Author, tmp_path: Path) -> None:

@@ -78,5 +78,7 @@ def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
     print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")
     for run in report.unsettled:
         print(f"  run {run} has not ended: what it wrote was not looked at")
+    for path in report.unstated:
+        print(f"  {harmless(path)} is in no receipt: links, pipes and empty directories of your own are not counted")
     if own_key:
         print("  the key came with the export: compare its id with one that you trust, or give --public-key")

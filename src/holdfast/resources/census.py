@@ -24,6 +24,7 @@ from holdfast.errors import InvalidSetting
 from holdfast.paths import to_text
 from holdfast.records import FileEntry
 from holdfast.resources.descent import HIDDEN, Cursor, Parts
+from holdfast.resources.entries import Entry, found_at
 from holdfast.resources.hashing import Hasher
 
 _ROUNDS = 5
@@ -84,19 +85,38 @@ def take(directory: Path, cache: Path | None = None) -> Census:
     return Census(directory=directory, files=files, signs=signs)
 
 
+def everything(directory: Path) -> Iterator[tuple[str, Entry]]:
+    """Whatever counts or could be seen beside it, parents first: files that can be read, and all that is no file."""
+    files = take(directory).files
+    with Cursor(directory, open_shut=False) as cursor:
+        for parts, status in _counted(cursor):
+            path = to_text(b"/".join(parts))
+            try:
+                found = found_at(parts[-1], status, dir_fd=cursor.fd)
+            except FileNotFoundError:  # a link that somebody removed just now
+                continue
+            if found.kind != "file":
+                yield path, found
+            elif path in files:
+                yield path, msgspec.structs.replace(found, sha256=files[path].sha256, bytes=files[path].bytes)
+
+
 # -- looking -----------------------------------------------------------------------------------------------------
 
 
 def _look(directory: Path) -> Iterator[tuple[Parts, os.stat_result]]:
     """Every regular file that counts; parents first, and the cursor's way of going."""
     with Cursor(directory, open_shut=False) as cursor:
-        yield from _files(cursor)
+        for parts, status in _counted(cursor):
+            if stat.S_ISREG(status.st_mode):
+                yield parts, status
 
 
-def _files(cursor: Cursor) -> Iterator[tuple[Parts, os.stat_result]]:
+def _counted(cursor: Cursor) -> Iterator[tuple[Parts, os.stat_result]]:
+    """All but what Holdfast keeps and what is mounted there."""
     device = os.fstat(cursor.fd).st_dev
     for parts, status in cursor.walk(into=lambda parts, status: parts[-1] != HIDDEN and status.st_dev == device):
-        if stat.S_ISREG(status.st_mode) and HIDDEN not in parts:
+        if HIDDEN not in parts and (status.st_dev == device or not stat.S_ISDIR(status.st_mode)):
             yield parts, status
 
 

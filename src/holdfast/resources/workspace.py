@@ -225,9 +225,12 @@ def _make_area(directory: Path, name: str, owner: int | None, *, mode: int = 0o7
 
 
 def _give(files: Path, owner: int) -> None:
+    """With the modes that they have: of a file that it gives away Linux takes the set-id bits."""
     with Cursor(files) as cursor:
-        for parts, _ in cursor.walk():
+        for parts, status in cursor.walk():
             os.chown(parts[-1], owner, owner, dir_fd=cursor.fd, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_mode & 0o6000:
+                chmod(parts[-1], stat.S_IMODE(status.st_mode), dir_fd=cursor.fd)
 
 
 def remove_tree(path: Path) -> None:
