@@ -16,6 +16,9 @@ _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 MIN_MEMORY_BYTES = 64 << 20
+MOST_LIST_BYTES = 32 << 20
+_LIST_PART = 32
+"""A list may take this part of the disk limit: of files of one block each, paths of 60 bytes are listed in full."""
 MOST_UNDO = 16
 MOST_VERSIONS = 100
 # What is more than any machine has; past it neither Linux nor the journal takes the number.
@@ -43,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 10 << 30
     """What /mnt/data, /tmp and $HOME may hold together, and the largest size of one file."""
     disk_files: int = 200_000
-    """Files and directories in /mnt/data, /tmp and $HOME together."""
+    """Files and directories in /mnt/data, /tmp and $HOME together. See `list_bytes` too."""
     output_bytes: int = 1 << 20
     """How much of stdout, and of stderr, a result carries; past it the middle is left out."""
     log_bytes: int = 64 << 20
@@ -60,6 +63,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Latest versions that `restore` can go back over; those that changed no file cost nothing and are not counted."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
+
+    @property
+    def list_bytes(self) -> int:
+        """How long a list of all files and directories in /mnt/data, /tmp and $HOME may be: each counts its path and 67
+        bytes. The host keeps that list in memory and on disk, for each version."""
+        return min(self.disk_bytes // _LIST_PART, MOST_LIST_BYTES)
 
     @property
     def snapshot_reserve_bytes(self) -> int:

@@ -11,7 +11,7 @@ import anyio.to_thread
 from holdfast.config import Limits
 from holdfast.errors import DiskLimit
 from holdfast.kernel.outcomes import Stop
-from holdfast.resources.measuring import Restless, Usage, measure
+from holdfast.resources.measuring import Restless, Usage, measure, plus
 from holdfast.resources.workspace import Workspace
 from holdfast.sandbox import procfs
 from holdfast.sandbox.cgroups import Cgroup
@@ -22,6 +22,8 @@ _WROTE_BYTES = 1 << 20
 _WROTE_FILES = 100
 _LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
 """As long as anybody writes or deletes: every second, unless a look takes more than one part in fifty of that."""
+_BETWEEN_RUNS = 10
+"""After each run that wrote a byte; but a walk of a large disk takes longer than such a run, and others wait for it."""
 _CROWD = 16
 """More processes than these are held still for every look. Each that forks at the time keeps whoever lists its mappings
 waiting, and hundreds that fork without end kept a look, and with it the deadline of their run, waiting for minutes."""
@@ -59,6 +61,8 @@ class DiskGuard:
         self._is_countable = True
         self._look_at = 0.0
         """When to look, and to hold the session still for it, if anything was written or deleted."""
+        self._look_anyway_at = 0.0
+        """The same between two runs, as long as there is plenty of room."""
 
     async def __call__(self) -> Stop | None:
         """The guard: looked at while a run goes on."""
@@ -80,8 +84,26 @@ class DiskGuard:
             staged = await anyio.to_thread.run_sync(measure, [stage])
         except Restless:
             return True
-        size_bytes, files = self._usage.size_bytes + staged.size_bytes, self._usage.files + staged.files
-        return size_bytes > self._limits.disk_bytes or files > self._limits.disk_files
+        return bool(self._excess(plus(self._usage, staged)))
+
+    def _excess(self, usage: Usage, *, before: Usage | None = None) -> str:
+        """Which limit is passed, in words; empty: none. What was beyond its limit `before` may stay as it is."""
+        limits, before = self._limits, before or Usage(size_bytes=0, files=0)
+        if usage.size_bytes > max(limits.disk_bytes, before.size_bytes):
+            return _too_large(usage, limits.disk_bytes)
+        if usage.files > max(limits.disk_files, before.files):
+            return f"the session holds {usage.files:,} files, and its limit is {limits.disk_files:,}"
+        if usage.list_bytes > max(limits.list_bytes, before.list_bytes):
+            return (
+                f"the session's {usage.files:,} files have paths so long that a list of them takes "
+                f"{usage.list_bytes >> 10:,} KiB, and its limit is {limits.list_bytes >> 10:,} KiB"
+            )
+        return ""
+
+    def refuse_what_passes(self, stage: Path) -> None:
+        """For files that come from outside. Raises DiskLimit if with them the session passes a limit."""
+        if excess := self._excess(plus(self._usage, measure([stage])), before=self._usage):
+            raise DiskLimit(excess, hint="remove files first, or open a session with a larger disk=…")
 
     def has_written(self) -> bool:
         """Whether there is noticeably less room than at the last look, or that one could not count."""
@@ -93,8 +115,11 @@ class DiskGuard:
 
     async def take_stock(self) -> None:
         """In the caller's thinking time: what many small runs wrote adds up."""
-        if self._seen != self._free():
+        if self._seen != self._free() and (time.monotonic() >= self._look_anyway_at or self._is_half_full()):
             await self._measure()
+
+    def _is_half_full(self) -> bool:
+        return bool(self._excess(plus(self._usage, self._usage)))
 
     @property
     def left_bytes(self) -> int:
@@ -102,19 +127,24 @@ class DiskGuard:
         return max(0, self._limits.disk_bytes - self._usage.size_bytes)
 
     def refuse_if_hopeless(self) -> None:
-        if self._usage.size_bytes > 2 * self._limits.disk_bytes or self._usage.files > 2 * self._limits.disk_files:
+        usage, limits = self._usage, self._limits
+        if (
+            usage.size_bytes > 2 * limits.disk_bytes
+            or usage.files > 2 * limits.disk_files
+            or usage.list_bytes > 2 * limits.list_bytes
+        ):
             raise DiskLimit(
-                f"the session's disk holds more than twice its limit of {self._limits.disk_bytes >> 20:,} MiB",
+                f"the session's disk holds more than twice what it may: its limit is {limits.disk_bytes >> 20:,} MiB, "
+                f"{limits.disk_files:,} files, and {limits.list_bytes >> 10:,} KiB for a list of them",
                 hint="close the session; open one with a larger disk=…",
             )
 
     async def _measure(self, *, still: bool = True, goes_on: bool = False) -> Stop | None:
         self._seen = self._free()
         before = self._usage
-        limit_bytes, limit_files = self._limits.disk_bytes, self._limits.disk_files
         try:
             usage = await self._look(still=still)
-            if usage.size_bytes > limit_bytes and await self._make_room():
+            if usage.size_bytes > self._limits.disk_bytes and await self._make_room():
                 usage = await self._look(still=still)
         except procfs.TooLong:
             with suppress(Restless):
@@ -126,20 +156,17 @@ class DiskGuard:
         except Restless:  # it could not be held still at once; at its end the run answers for it
             stop = _stop("the session moves its directories about so that what they hold cannot be counted")
             return None if goes_on else stop
-        if usage.size_bytes > max(limit_bytes, before.size_bytes):
-            held, limit = usage.size_bytes >> 20, limit_bytes >> 20
-            return _stop(f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB")
-        if usage.files > max(limit_files, before.files):
-            return _stop(f"the session holds {usage.files:,} files, and its limit is {limit_files:,}")
-        return None
+        excess = self._excess(usage, before=before)
+        return _stop(excess) if excess else None
 
     async def _look(self, *, still: bool = True, of_processes: bool = True) -> Usage:
         began = time.monotonic()
         self._is_countable = False
         pids = self._pids() if of_processes else []
         self._usage = await self._count(pids, still=still)
+        now = time.monotonic()
+        self._look_anyway_at = now + _BETWEEN_RUNS * (now - began)
         if still:
-            now = time.monotonic()
             self._look_at = now + max(_LOOK_ANYWAY_S, _OF_ITS_TIME * (now - began))
         self._is_countable = of_processes
         return self._usage
@@ -170,6 +197,16 @@ class MemoryWatchdog:
         held = self._cgroup.memory_peak_bytes() >> 20
         message = f"the run needed more than its memory cap of {self._cap_mib} MiB (the watchdog saw {held} MiB)"
         return Stop(reason="out_of_memory", message=message, at_once=True)
+
+
+def _too_large(usage: Usage, limit_bytes: int) -> str:
+    held, limit, written = usage.size_bytes >> 20, limit_bytes >> 20, usage.written_bytes >> 20
+    if usage.written_bytes > limit_bytes:
+        return f"the session's disk holds {held:,} MiB, and its limit is {limit:,} MiB"
+    return (
+        f"the session's files have an apparent size of {held:,} MiB, of which {written:,} MiB are written and the rest "
+        f"are holes, and its limit is {limit:,} MiB: holes count, as the host hashes them too"
+    )
 
 
 def _stop(message: str) -> Stop:

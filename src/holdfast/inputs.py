@@ -121,7 +121,7 @@ async def changed_on_host(books: Books, paths: list[str]) -> dict[str, FileEntry
     if not paths or books.workspace.shared is not None:
         return {}
     intact, known = books.workspace.intact, books.state.files
-    unsure = intact.unsure(paths, known)
+    unsure = await books.out_of_the_loop(lambda: intact.unsure(paths, known), size=len(paths))
     return await books.in_thread(lambda: intact.strange(unsure, known)) if unsure else {}
 
 

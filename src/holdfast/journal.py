@@ -34,7 +34,8 @@ from typing import TypeVar
 import anyio.to_thread
 
 from holdfast.faults import crashpoint, is_armed
-from holdfast.store.rows import AnyWrite, Append
+from holdfast.records import Planned, Saved, Verified
+from holdfast.store.rows import AnyWrite, Append, PutFiles, PutNames, PutReceipt, PutResult
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ _QUICK_S = 0.003
 """A commit that usually takes less is not worth a thread's wake-up, and holds nobody up."""
 _LINGER_S = 0.02
 """How long `append_soon` waits for company. A run that lasts longer is one that others may want to know of."""
+_LARGE = 1_000
+"""What is written in a unit, in rows and kilobytes; more is left to the thread."""
 _USUAL = 1 / 8
 """How much the last commit counts in what is usual."""
 
@@ -55,6 +58,7 @@ class _Unit:
         self.writes = writes
         self.waiter = waiter
         self.sessions = {write.session for write in writes} if session is None else {session}
+        self.is_large = sum(map(_size, writes)) > _LARGE
         self.error: BaseException | None = None
 
     @property
@@ -117,7 +121,7 @@ class Journal:
     def append_soon(self, *writes: AnyWrite) -> None:
         """The same, in one commit with what is appended next; or alone, if that is long in coming."""
         self._enqueue(_Unit(writes, None))
-        if self._writing.acquire(blocking=False):
+        if self._is_small() and self._writing.acquire(blocking=False):
             try:
                 self._stage_queued()
             finally:
@@ -194,13 +198,17 @@ class Journal:
 
     def _write_here(self) -> bool:
         """In the event loop; not where that could take long, or where the thread is at it."""
-        if self._usual_s >= _QUICK_S or not self._writing.acquire(blocking=False):
+        if self._usual_s >= _QUICK_S or not self._is_small() or not self._writing.acquire(blocking=False):
             return False
         try:
             self._write_queued()
         finally:
             self._writing.release()
         return True
+
+    def _is_small(self) -> bool:
+        """Whether all that is queued can be staged in the event loop."""
+        return not any(unit.is_large for unit in tuple(self._queue))
 
     def _write_queued(self) -> None:
         """All that waits, in one commit."""
@@ -209,7 +217,8 @@ class Journal:
         units, self._staged = self._staged, []
         if units:
             self._commit(units)
-            self._usual_s += (time.monotonic() - started - self._usual_s) * _USUAL
+            if not any(unit.is_large for unit in units):  # those are the thread's, however quick the others are
+                self._usual_s += (time.monotonic() - started - self._usual_s) * _USUAL
             self._latest = set().union(*(unit.sessions for unit in units))
             _tell(units)
 
@@ -265,6 +274,26 @@ class Journal:
                 self._untold[session] = error
             else:
                 self._untold.pop(session, None)
+
+
+def _size(write: AnyWrite) -> int:
+    """In rows, about; a kilobyte that is written counts as one."""
+    match write:
+        case Append(record=Verified() as record):
+            return len(record.changes) + (len(record.receipt) >> 10)
+        case Append(record=Planned() as record):
+            return len(record.code) >> 10
+        case Append(record=Saved() as record):
+            return len(record.files)
+        case PutFiles():
+            return len(write.put) + len(write.gone)
+        case PutNames():
+            return len(write.put) + len(write.gone)
+        case PutReceipt():
+            return len(write.row.envelope) >> 10
+        case PutResult():
+            return len(write.body) >> 10
+    return 1
 
 
 def _pass(point: str, units: Iterable[_Unit]) -> None:

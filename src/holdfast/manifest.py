@@ -13,7 +13,9 @@ True
 
 import hashlib
 import re
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from holdfast import paths
 from holdfast.records import FileEntry
@@ -23,12 +25,14 @@ _ESCAPE = re.compile(rb"\\(.?)", re.DOTALL)
 _ESCAPES = {b"\\": b"\\\\", b"\n": b"\\n", b"\r": b"\\r"}
 _MEANINGS = {b"\\": b"\\", b"n": b"\n", b"r": b"\r"}
 _SPECIAL = re.compile(rb"[\\\n\r]")
+_FEW = 1_000
+"""So many lines are put in their places one by one; more are sorted in."""
+_HASHED_AT_ONCE = 1_000
 
 
 def render(files: Mapping[str, FileEntry]) -> bytes:
     """The manifest's text."""
-    rows = sorted((paths.to_bytes(path), entry.sha256) for path, entry in files.items())
-    return b"".join(line(name, sha256) for name, sha256 in rows)
+    return Lines.of(files).text()
 
 
 def line(name: bytes, sha256: str) -> bytes:
@@ -42,7 +46,54 @@ def line(name: bytes, sha256: str) -> bytes:
 
 def digest(files: Mapping[str, FileEntry]) -> str:
     """SHA-256 of the text."""
-    return hashlib.sha256(render(files)).hexdigest()
+    return Lines.of(files).sha256()
+
+
+class Lines:
+    """The lines of a manifest, sorted. They never change: `after` makes others, and renders only what is new."""
+
+    def __init__(self, names: list[bytes], lines: list[bytes]) -> None:
+        self._names, self._lines = names, lines
+
+    @classmethod
+    def of(cls, files: Mapping[str, FileEntry]) -> "Lines":
+        by_name = {paths.to_bytes(path): entry.sha256 for path, entry in files.items()}
+        names = sorted(by_name)
+        return cls(names, [line(name, by_name[name]) for name in names])
+
+    def after(self, put: Iterable[FileEntry], gone: Iterable[str]) -> "Lines":
+        """The same with some files put in place, and others gone."""
+        new = {paths.to_bytes(path): b"" for path in gone}
+        for entry in put:
+            name = paths.to_bytes(entry.path)
+            new[name] = line(name, entry.sha256)
+        if len(new) > _FEW:
+            return self._sorted_in(new)
+        names, lines = self._names.copy(), self._lines.copy()
+        for name, text in new.items():
+            at = bisect_left(names, name)
+            known = at < len(names) and names[at] == name
+            if text:
+                names[at : at + known], lines[at : at + known] = [name], [text]
+            elif known:
+                del names[at], lines[at]
+        return Lines(names, lines)
+
+    def _sorted_in(self, new: dict[bytes, bytes]) -> "Lines":
+        lines = dict(zip(self._names, self._lines, strict=True))
+        lines.update(new)
+        names = sorted(name for name, text in lines.items() if text)
+        return Lines(names, [lines[name] for name in names])
+
+    def text(self) -> bytes:
+        return b"".join(self._lines)
+
+    def sha256(self) -> str:
+        """Of the text. Other threads go on while it is hashed."""
+        digest, rest = hashlib.sha256(), iter(self._lines)
+        while part := b"".join(islice(rest, _HASHED_AT_ONCE)):
+            digest.update(part)
+        return digest.hexdigest()
 
 
 def parse(text: bytes) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
-from holdfast import durable, manifest
+from holdfast import durable
 from holdfast.agreement import refuse_other_statement
 from holdfast.books import Books
 from holdfast.errors import DiskFailed, DiskFull
@@ -26,7 +26,7 @@ from holdfast.resources.publish import discard, publish
 from holdfast.resources.restoring import fill_stage
 from holdfast.resources.saved import in_full, plan_saved
 from holdfast.resources.workspace import Workspace
-from holdfast.state import State, next_version, sealed, with_changes, with_names
+from holdfast.state import State, manifest_text, next_version, sealed, with_changes, with_names, work_of
 from holdfast.statements import statement
 from holdfast.store.rows import (
     AnyWrite,
@@ -131,19 +131,22 @@ async def settle_at_once(
 async def _publish(
     books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
 ) -> Settlement:
-    after = state_after(books.state, verified)
+    size = work_of(books.state, verified.changes)
+    after = await books.out_of_the_loop(lambda: state_after(books.state, verified), size=size)
     if redo:  # by records that another process wrote: what we sign says what our books say
         refuse_other_statement(verified, books.state, after)
     theirs = await books.in_thread(lambda: _publish_files(books, verified, after, redo=redo, same_inode=same_inode))
-    receipt = seal(verified.receipt, books.key)
+    receipt, writes = await books.out_of_the_loop(lambda: _sealed(books, told, verified, after), size=size)
     settled = _settled(told.planned, after, receipt, status=verified.status)
-    await books.journal.append(
-        *books.note(settled),
-        *_writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names),
-    )
+    await books.journal.append(*books.note(settled), *writes)
     books.adopt(sealed(after, receipt.sha256))
     books.remember(after.version, verified.changes)
     return Settlement(settled=settled, receipt=receipt, theirs=theirs)
+
+
+def _sealed(books: Books, told: Story, verified: Verified, after: State) -> tuple[Sealed, list[AnyWrite]]:
+    receipt = seal(verified.receipt, books.key)
+    return receipt, _writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names)
 
 
 def _committed_later(run: str, error: DiskFull) -> DiskFull:
@@ -197,7 +200,7 @@ def write_manifest(books: Books, state: State) -> None:
     """Before the point of no return, so that a full disk is found there; again after a crash, if it is missing."""
     path = books.workspace.manifests / state.manifest_sha256
     if not path.exists():
-        durable.write_file(path, manifest.render(state.files))
+        durable.write_file(path, manifest_text(state))
 
 
 def state_after(state: State, verified: Verified) -> State:
@@ -218,7 +221,8 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     changes = plan_saved(before.files, finished)
     if changes:
         changes = await books.in_thread(lambda: _in_full(books, changes))
-        saved = next_version(with_changes(before, changes))
+        size = work_of(before, changes)
+        saved = next_version(await books.out_of_the_loop(lambda: with_changes(before, changes), size=size))
         theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
         receipt = seal(statement(facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})

@@ -28,6 +28,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     names: Mapping[str, NameRow] = {}
     """Of this generation, and of earlier ones what has not been bound anew: see `live`."""
     manifest_sha256: str = manifest.digest({})
+    lines: manifest.Lines | None = None
+    """Of the manifest, so that the next one is made of what changes alone; None: nobody has rendered it yet."""
     head: str = ""
     """Digest of the last receipt."""
     receipts: int = 0
@@ -57,13 +59,33 @@ def with_changes(state: State, changes: Sequence[Change]) -> State:
     own = [change for change in changes if change.area == "data"]
     if not own:
         return state
-    files = dict(state.files)
-    for change in own:
+    files = files_after(state.files, own)
+    put = [files[change.path] for change in own if change.path in files]
+    gone = [change.path for change in own if change.path not in files]
+    lines = (state.lines or manifest.Lines.of(state.files)).after(put, gone)
+    return msgspec.structs.replace(state, files=files, lines=lines, manifest_sha256=lines.sha256())
+
+
+def files_after(before: Mapping[str, FileEntry], changes: Sequence[Change]) -> Mapping[str, FileEntry]:
+    """The files of /mnt/data after some changes."""
+    files = dict(before)
+    for change in changes:
+        if change.area != "data":
+            continue
         if change.kind == "file" and change.action != "removed":
             files[change.path] = FileEntry(path=change.path, sha256=change.sha256, bytes=change.bytes)
         else:
             files.pop(change.path, None)
-    return msgspec.structs.replace(state, files=files, manifest_sha256=manifest.digest(files))
+    return files
+
+
+def work_of(state: State, changes: Sequence[Change]) -> int:
+    """How many files and changes `with_changes` goes through."""
+    return len(state.files) + len(changes) if changes else 0
+
+
+def manifest_text(state: State) -> bytes:
+    return (state.lines or manifest.Lines.of(state.files)).text()
 
 
 def with_names(state: State, *, bound: Mapping[str, tuple[str, str]], gone: Sequence[str]) -> State:

@@ -42,7 +42,7 @@ from holdfast.retention import forget_manifests
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
 from holdfast.settling import RolledBack, Settlement, results, settle, settle_at_once, state_after, write_manifest
-from holdfast.state import State
+from holdfast.state import State, work_of
 from holdfast.statements import statement
 from holdfast.verification import Verdict, changed_outside, is_declared, touched, try_out, verify
 
@@ -176,7 +176,8 @@ class _Transaction:
         self.given_up = tried.given_up
         if tried.error is not execution.error:
             return tried, Verdict(checks=probed)
-        return tried, await verify(self.books, self.computer, self.request, self.plan.card, probed)
+        within_s = self.request.timeout_s - tried.outcome.duration_s
+        return tried, await verify(self.books, self.computer, self.request, self.plan.card, probed, within_s=within_s)
 
     def _leaves_as_is(self, error: RunError) -> bool:
         """Whether nothing is to be taken back. That nothing ran of it a guest can say of any cell: we look as well."""
@@ -230,9 +231,20 @@ class _Transaction:
     # -- forward -----------------------------------------------------------------------------------------------
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
+        done, size = executed(self.id, execution, execution.error), work_of(self.before, verdict.changes)
+        verified, after, ended = await self.books.out_of_the_loop(
+            lambda: self._drawn_up(execution, verdict, done), size=size
+        )
+        settlement = await self._write_down(done, verified, after, ended)
+        self.computer.pristine = False
+        noted = checks.from_late_changes(settlement.theirs)
+        seen = await self.books.out_of_the_loop(lambda: as_seen(settlement.receipt), size=size)
+        return msgspec.structs.replace(ended, receipt=seen, checks=[*ended.checks, *noted])
+
+    def _drawn_up(self, execution: Execution, verdict: Verdict, done: Executed) -> tuple[Verified, State, Run]:
+        """What is verified, with its receipt; where it leads; and what the caller is told."""
         finished = execution.outcome.finished
         status: Kept = "kept" if execution.error is not None or (finished and finished.exit_code) else "committed"
-        done = executed(self.id, execution, execution.error)
         names = names_after(self.request, execution, self.before.live(), run=self.id)
         verified = Verified(
             run=self.id, at=time.time(), status=status, version=self.before.version + 1,
@@ -260,13 +272,11 @@ class _Transaction:
                 outside=self.plan.outside, egress=self.departures.log, may_have_happened=self.departures.before,
             ),
         )  # fmt: skip
-        settlement = await self._write_down(done, verified, after, ended)
-        self.computer.pristine = False
-        noted = checks.from_late_changes(settlement.theirs)
-        return msgspec.structs.replace(ended, receipt=as_seen(settlement.receipt), checks=[*ended.checks, *noted])
+        return verified, after, ended
 
     async def _write_down(self, done: Executed, verified: Verified, after: State, ended: Run) -> Settlement:
-        answer = once.encode(ended, self.request)
+        size = len(verified.changes)
+        answer = await self.books.out_of_the_loop(lambda: once.encode(ended, self.request), size=size)
         if not verified.changes:
             return await settle_at_once(self.books, self.plan.record, verified, done, after=after, result=answer)
         same_inode = await self.books.in_thread(lambda: self._prepare(verified.changes, after))
@@ -320,7 +330,9 @@ class _Transaction:
 
         def answer(state: State, saved: list[str], theirs: list[str]) -> bytes:
             nonlocal ended
-            gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs})
+            gave_way = []
+            if state.files is not self.before.files:
+                gave_way = sorted(self.before.files.keys() - state.files.keys() - {*theirs})
             told = recovery.of_rollback(
                 state, self.id, error, aftermath, undone=self.undone, saved=saved, gave_way=gave_way, sent=sent,
                 read=read,

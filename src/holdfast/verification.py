@@ -6,6 +6,7 @@ frozen, and what it wrote is read from its layer and hashed: nobody can change i
 
 import os
 import stat
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from holdfast.requests import RunRequest
 from holdfast.resources.descent import Cursor, Parts
 from holdfast.resources.layers import Unreadable, read_changes
 from holdfast.sandbox.mounts import DIRECTORIES
-from holdfast.state import with_changes
+from holdfast.state import files_after, work_of
 
+_LEAST_S = 5.0
+"""For hashing what a run wrote that ended just before its deadline."""
 _MOST_NAMED = 100
 _FAILURE_LENGTH = 2_000
 
@@ -53,7 +56,8 @@ async def try_out(
     """What only the guest can try; and the run with that in it, which may have ended badly by it."""
     if not is_declared(request):
         return [], execution
-    present = await _present(books, computer, request)
+    within_s = request.timeout_s - execution.outcome.duration_s
+    present = await _present(books, computer, request, within_s=within_s)
     probes = expectations.probes(request.outputs, present, asserts=request.asserts)
     trial = await computer.probe(execution, probes, timeout_s=request.timeout_s, departures=departures)
     if trial.outcome.finished is None or not trial.outcome.begun:
@@ -63,7 +67,9 @@ async def try_out(
     return checks.from_probes(probes, failures), execution.followed_by(trial)
 
 
-async def verify(books: Books, computer: Computer, request: RunRequest, card: RunCard, probed: list[Check]) -> Verdict:
+async def verify(
+    books: Books, computer: Computer, request: RunRequest, card: RunCard, probed: list[Check], *, within_s: float
+) -> Verdict:
     """After `try_out`, with what it found. Leaves the session frozen if it wrote anything."""
     if not computer.staging.has_changes():
         found = await _compared(books, request, card, [])
@@ -73,7 +79,7 @@ async def verify(books: Books, computer: Computer, request: RunRequest, card: Ru
     kernel = computer.kernel.pid  # strays are dead, and its snapshot sleeps
     mapped = checks.from_mappings(await books.in_thread(lambda: mappings.shared_writable_mappings([kernel])))
     try:
-        changes = await changes_of(books, computer)
+        changes = await changes_of(books, computer, within_s=within_s)
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
     found = await _compared(books, request, card, changes)
@@ -85,10 +91,16 @@ async def _compared(books: Books, request: RunRequest, card: RunCard, changes: l
     replaced = [change.path for change in changes if change.before and change.area == "data"]
     strange = list(await changed_on_host(books, [*named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
-    lost = [path for path in strange if (was := books.state.files.get(path)) and not books.blobs.has(was.sha256)]
-    told = checks.from_strangers(strange, lost=lost)
-    found = [*_compare(books, request, card, changes), *told, *disturbed]
+    told = await books.out_of_the_loop(lambda: _of_strangers(books, strange), size=len(strange))
+    size = work_of(books.state, changes)
+    compared = await books.out_of_the_loop(lambda: _compare(books, request, card, changes), size=size)
+    found = [*compared, *told, *disturbed]
     return Verdict(checks=found, strange=strange)
+
+
+def _of_strangers(books: Books, strange: list[str]) -> list[Check]:
+    lost = [path for path in strange if (was := books.state.files.get(path)) and not books.blobs.has(was.sha256)]
+    return checks.from_strangers(strange, lost=lost)
 
 
 async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> list[Check]:
@@ -100,11 +112,14 @@ async def _disturbances(books: Books, card: RunCard, changes: list[Change]) -> l
     return checks.from_disturbances(disturbed, changes=changes, inputs=card.inputs)
 
 
-async def changes_of(books: Books, computer: Computer) -> list[Change]:
-    """What the layer holds, hashed. The session is frozen."""
+async def changes_of(books: Books, computer: Computer, *, within_s: float) -> list[Change]:
+    """What the layer holds, hashed: in `within_s`, and if that is short in a few seconds. The session is frozen."""
     stage, files, known = computer.staging.path, computer.workspace.files, books.state.files
-    untouched = computer.staging.untouched
-    return await books.in_thread(lambda: read_changes(stage, files, known, untouched=untouched))
+    untouched, limit_bytes = computer.staging.untouched, computer.limits.disk_bytes
+    until = time.monotonic() + max(_LEAST_S, within_s)
+    return await books.in_thread(
+        lambda: read_changes(stage, files, known, untouched=untouched, limit_bytes=limit_bytes, until=until)
+    )
 
 
 async def touched(books: Books, computer: Computer) -> list[str]:
@@ -136,7 +151,7 @@ async def changed_outside(books: Books, computer: Computer) -> list[str]:
         return []
     await computer.hold()
     try:
-        changes = await changes_of(books, computer)
+        changes = await changes_of(books, computer, within_s=0.0)
     except Unreadable as error:
         return [str(error)]
     return [_shown((os.fsencode(change.area), to_bytes(change.path))) for change in changes][:_MOST_NAMED]
@@ -149,19 +164,23 @@ def _compare(books: Books, request: RunRequest, card: RunCard, changes: list[Cha
         request.outputs,
         card.forecast_outputs,
         changes=changes,
-        files_after=with_changes(books.state, changes).files,
+        files_after=files_after(books.state.files, changes),
         inputs=card.inputs,
     )
 
 
-async def _present(books: Books, computer: Computer, request: RunRequest) -> dict[str, FileEntry] | list[str]:
+async def _present(
+    books: Books, computer: Computer, request: RunRequest, *, within_s: float
+) -> dict[str, FileEntry] | list[str]:
     """The files that may be meant. Only a pattern makes it necessary to read the layer once more than once."""
     named = [expected.path for expected in request.outputs]
     if not any(mark in path for path in named for mark in "*?["):
         return named
     await computer.hold()
     try:
-        return dict(with_changes(books.state, await changes_of(books, computer)).files)
+        changes = await changes_of(books, computer, within_s=within_s)
+        files, size = books.state.files, work_of(books.state, changes)
+        return await books.out_of_the_loop(lambda: dict(files_after(files, changes)), size=size)
     except Unreadable:
         return named
     finally:

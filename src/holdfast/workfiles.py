@@ -36,6 +36,7 @@ from holdfast.results import in_data
 from holdfast.retention import forget_manifests
 from holdfast.sessions import LiveSession, Names, new_id
 from holdfast.settling import Settlement, settle, state_after, write_manifest
+from holdfast.state import State, work_of
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
 from holdfast.travel import refuse_if_too_old, way_back
@@ -126,6 +127,7 @@ async def write(session: LiveSession, path: PathLike, source: BinaryIO, *, repla
         _refuse_if_another(session, name, replaces)
         workspace, bounded = session.workspace, _Bounded(source, session.computer.disk.left_bytes)
         put_file(stage, name, cast(BinaryIO, bounded), owner=workspace.owner, files=workspace.files)
+        session.computer.disk.refuse_what_passes(stage)
         return read_changes(stage, workspace.files, session.books.state.files)
 
     return await _change(session, kind="write", goal=f"write {name}", fill=fill)
@@ -273,10 +275,14 @@ async def _commit(session: LiveSession, planned: Planned, staged: _Staged) -> Se
         run=planned.run, at=time.time(), status="committed", version=before.version + 1, stage=staged.stage,
         changes=staged.changes, names=_names_back(session, planned.run, staged.then), receipt=b"",
     )  # fmt: skip
-    after = state_after(before, verified)
-    facts = facts_of(planned, None, before, after)
-    facts = msgspec.structs.replace(facts, changes=in_data(staged.changes), finished_at=verified.at)
-    verified = msgspec.structs.replace(verified, receipt=statement(facts))
+
+    def drawn_up() -> tuple[Verified, State]:
+        after = state_after(before, verified)
+        facts = facts_of(planned, None, before, after)
+        facts = msgspec.structs.replace(facts, changes=in_data(staged.changes), finished_at=verified.at)
+        return msgspec.structs.replace(verified, receipt=statement(facts)), after
+
+    verified, after = await books.out_of_the_loop(drawn_up, size=work_of(before, staged.changes))
     session.published = True  # from here on the files below the kernel's layer may be others
     try:
         await books.in_thread(lambda: write_manifest(books, after))

@@ -81,6 +81,34 @@ async def test_a_run_that_is_over_answers_for_what_lies_in_its_layer(disk: Disk)
     assert "the session's disk holds 40 MiB, and its limit is 32 MiB" in stop.message
 
 
+async def test_holes_count_for_the_limit_and_the_words_say_so(disk: Disk) -> None:
+    await disk.guard.take_stock()
+    (disk.stage / "data").mkdir()
+    (disk.stage / "data" / "hole").touch()
+    os.truncate(disk.stage / "data" / "hole", 40 * MIB)
+    stop = await disk.guard.at_end(disk.stage)
+
+    assert stop is not None
+    assert "an apparent size of 40 MiB, of which 0 MiB are written and the rest are holes" in stop.message
+
+
+async def test_empty_files_under_long_paths_pass_a_limit_of_their_own(disk: Disk) -> None:
+    await disk.guard.take_stock()
+    (disk.stage / "data").mkdir()
+    for number in range(2_000):
+        (disk.stage / "data" / f"{number:0>250}").touch()
+    assert await disk.guard.at_end(disk.stage) is None
+
+    (disk.stage / "data" / ("d" * 250)).mkdir()
+    for number in range(1_500):
+        (disk.stage / "data" / ("d" * 250) / f"{number:0>250}").touch()
+    stop = await disk.guard.at_end(disk.stage)
+
+    assert stop is not None
+    assert "paths so long that a list of them takes" in stop.message
+    assert "its limit is 1,024 KiB" in stop.message
+
+
 async def test_a_run_that_goes_on_is_looked_at_from_time_to_time(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "_LOOK_ANYWAY_S", 0.01)
     await disk.guard.take_stock()

@@ -2,11 +2,12 @@
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from holdfast.resources.hashing import Hasher, digest
+from holdfast.resources.hashing import Hasher, TooSlow, digest
 
 MIB = 1 << 20
 
@@ -46,6 +47,18 @@ def test_a_hasher_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
             hasher.add(os.open(tmp_path / "f", os.O_RDONLY))
 
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_hashing_ends_when_its_time_is_over_holes_or_not(tmp_path: Path) -> None:
+    (tmp_path / "written").write_bytes(bytes(20 * MIB))
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 40)
+    began = time.monotonic()
+    for name in ("written", "hole"):
+        with Hasher(until=began) as hasher:
+            hasher.add(os.open(tmp_path / name, os.O_RDONLY))
+            with pytest.raises(TooSlow):
+                hasher.results()
 
 
 def digest_of(path: Path) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +217,24 @@ def test_names_without_end_are_refused(disk: Disk, monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(TooLarge):
         disk.changes()
+
+
+def test_changes_without_end_are_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LIMIT_CHANGES", 10)
+    disk.run("[open(str(i), 'w') for i in range(10)]")
+    assert len(disk.changes()) == 10
+
+    disk.run("open('one more', 'w')")
+    with pytest.raises(TooLarge, match="a run may change 10 files"):
+        disk.changes()
+
+
+def test_what_cannot_be_hashed_in_time_is_refused_in_words(disk: Disk) -> None:
+    disk.run("open('hole', 'w').write('x')")
+    os.truncate(disk.stage / "data/hole", 1 << 40)
+
+    with pytest.raises(Unreadable, match="give it a longer timeout"):
+        layers.read_changes(disk.stage, disk.files, {}, limit_bytes=1 << 41, until=time.monotonic())
 
 
 def test_a_mark_that_a_guest_set_itself_means_nothing(disk: Disk) -> None:

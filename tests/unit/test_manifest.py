@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import subprocess
 from pathlib import Path
 
@@ -69,6 +70,24 @@ def test_what_is_rendered_can_be_parsed() -> None:
     files = _files(*ODD_NAMES)
 
     assert manifest.parse(manifest.render(files)) == {path: entry.sha256 for path, entry in files.items()}
+
+
+@pytest.mark.parametrize("steps", [1, 7, 3_000])
+def test_lines_after_changes_are_those_of_all_files(steps: int) -> None:
+    """One by one, or so many that they are sorted in together."""
+    chance = random.Random(steps)
+    files = _files(*ODD_NAMES)
+    lines = manifest.Lines.of(files)
+    for _ in range(3):
+        put = [_entry(b"%d" % chance.randrange(2 * steps), b"%d" % chance.randrange(9)) for _ in range(steps)]
+        gone = [path for path in chance.sample(sorted(files), len(files) // 3)]
+        for path in gone:
+            del files[path]
+        files |= {entry.path: entry for entry in put}
+        lines = lines.after(put, gone)
+
+        assert lines.text() == manifest.render(files)
+        assert lines.sha256() == manifest.digest(files) == hashlib.sha256(lines.text()).hexdigest()
 
 
 def test_lines_are_sorted_by_the_bytes_of_the_path() -> None:

@@ -30,7 +30,7 @@ def test_a_directory_that_is_moved_up_does_not_lead_out_of_the_tree(
 
     bottom, seen = (deep / "bottom").stat().st_ino, set()
     with pytest.raises(measuring.Restless):  # noqa: PT012 (the walk itself raises)
-        for status in measuring._walk(tmp_path / "stages"):
+        for status, _ in measuring._walk(tmp_path / "stages"):
             seen.add(status.st_ino)
             if status.st_ino == bottom and deep.exists():
                 deep.rename(tmp_path / "stages" / "moved")
@@ -67,8 +67,34 @@ def test_modes_are_put_back_also_where_a_directory_was_moved_away(
 
     bottom = (deep / "bottom").stat().st_ino
     with pytest.raises(measuring.Restless):  # noqa: PT012 (the walk itself raises)
-        for status in measuring._walk(tmp_path / "root"):
+        for status, _ in measuring._walk(tmp_path / "root"):
             if status.st_ino == bottom:
                 deep.rename(tmp_path / "moved")
 
     assert stat.S_IMODE(shut.stat().st_mode) == 0o500
+
+
+def test_holes_count_as_if_they_were_written_and_a_file_of_many_names_once(tmp_path: Path) -> None:
+    """However a hole is made: by a truncate, by a seek, by a mapping, or dug into what was written."""
+    (tmp_path / "truncated").touch()
+    os.truncate(tmp_path / "truncated", 10 << 30)
+    with (tmp_path / "sought").open("wb") as file:
+        file.seek((1 << 30) - 1)
+        file.write(b"x")
+    for number in range(50):
+        (tmp_path / f"link{number}").hardlink_to(tmp_path / "truncated")
+
+    usage = measuring.measure([tmp_path])
+
+    assert usage.size_bytes == 11 << 30
+    assert usage.written_bytes < 1 << 20
+    assert usage.files == 52
+
+
+def test_the_list_of_all_files_counts_every_path_in_full(tmp_path: Path) -> None:
+    (tmp_path / "ab" / "\udcffd").mkdir(parents=True)
+    (tmp_path / "ab" / "\udcffd" / "e").touch()
+    (tmp_path / "z").touch()
+
+    paths = [b"ab", b"ab/\xffd", b"ab/\xffd/e", b"z"]
+    assert measuring.measure([tmp_path]).list_bytes == sum(len(path) + 67 for path in paths)

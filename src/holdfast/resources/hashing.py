@@ -6,7 +6,9 @@ A hole costs the hashing of its zeros and no disk. Large files are hashed by two
 
 import errno
 import hashlib
+import math
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -22,8 +24,12 @@ Digest = tuple[str, int]
 """SHA-256 and bytes."""
 
 
-def digest(file: int) -> Digest:
-    """Of an open regular file.
+class TooSlow(Exception):
+    """There is more to hash than there is time."""
+
+
+def digest(file: int, *, until: float = math.inf) -> Digest:
+    """Of an open regular file. Raises TooSlow when `until` (`time.monotonic`) is over.
 
     >>> import tempfile
     >>> with tempfile.TemporaryFile() as file:
@@ -37,9 +43,10 @@ def digest(file: int) -> Digest:
     at = 0
     while at < size:
         first, end = _next_data(file, at, size)
-        _update_zeros(sha256.update, first - at)
+        _update_zeros(sha256.update, first - at, until)
         at = first
         while at < end:
+            _refuse_if_over(until)
             count = os.preadv(file, [buffer[: end - at]], at)
             if count == 0:
                 raise OSError(errno.EIO, "a file became shorter while it was read")
@@ -59,16 +66,24 @@ def _next_data(file: int, at: int, size: int) -> tuple[int, int]:
     return first, min(os.lseek(file, first, os.SEEK_HOLE), size) if first < size else size
 
 
-def _update_zeros(update: Callable[[memoryview], object], count: int) -> None:
+def _update_zeros(update: Callable[[memoryview], object], count: int, until: float) -> None:
     while count > 0:
+        _refuse_if_over(until)
         update(_ZEROS[:count])
         count -= _CHUNK
 
 
-class Hasher:
-    """Hashes files on the side; `results` are in the order in which they were given."""
+def _refuse_if_over(until: float) -> None:
+    if time.monotonic() >= until:
+        raise TooSlow
 
-    def __init__(self) -> None:
+
+class Hasher:
+    """Hashes files on the side; `results` are in the order in which they were given. Each raises TooSlow when `until`
+    (`time.monotonic`) is over."""
+
+    def __init__(self, *, until: float = math.inf) -> None:
+        self._until = until
         self._pool: ThreadPoolExecutor | None = None
         self._results: list[Digest | Future[Digest]] = []
         self._waiting: list[tuple[Future[Digest], int]] = []
@@ -76,13 +91,13 @@ class Hasher:
     def add(self, file: int) -> None:
         """Takes the descriptor over."""
         if os.fstat(file).st_size <= _SMALL_BYTES:
-            self._results.append(_digest_and_close(file))
+            self._results.append(_digest_and_close(file, self._until))
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hashing")
         if len(self._waiting) >= _OPEN_FILES:
             self._waiting.pop(0)[0].exception()  # wait; whatever came of it, `results` will say
-        self._results.append(future := self._pool.submit(_digest_and_close, file))
+        self._results.append(future := self._pool.submit(_digest_and_close, file, self._until))
         self._waiting.append((future, file))
 
     def results(self) -> list[Digest]:
@@ -110,8 +125,8 @@ def _attempt(future: "Future[Digest]") -> Digest | None:
         return None
 
 
-def _digest_and_close(file: int) -> Digest:
+def _digest_and_close(file: int, until: float) -> Digest:
     try:
-        return digest(file)
+        return digest(file, until=until)
     finally:
         os.close(file)

@@ -10,7 +10,8 @@
 2. What was copied up and is as it was (content, mode, time) is no change.
 3. Marks count only where guests cannot write them: `trusted.*` if root mounts the overlay, and else `user.*`, which the
    overlay then keeps for itself. The other set is the guest's own, and means nothing.
-4. Reading costs no more than `limit_bytes` of hashing and a bounded text of paths, whatever a guest has built.
+4. Reading costs no more than `limit_bytes` of hashing, ends in time, and leads to a bounded number of changes with a
+   bounded text of paths, whatever a guest has built.
 
 Outside of `data` nothing is hashed, and of a removed directory only the directory itself is named. Where `data` is a
 directory of the user's (`descent.Tree`), that directory itself stays as it is, and nothing is changed in what
@@ -18,6 +19,7 @@ Holdfast keeps in it or in what is mounted in it.
 """
 
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -41,11 +43,13 @@ from holdfast.resources.descent import (
     parts_of,
     published_mode,
 )
-from holdfast.resources.hashing import Hasher
+from holdfast.resources.hashing import Hasher, TooSlow
 
 AREAS: tuple[Area, ...] = ("data", "tmp", "home")
 LIMIT_BYTES = 32 << 30
-LIMIT_PATHS_BYTES = 64 << 20
+LIMIT_PATHS_BYTES = 16 << 20
+LIMIT_CHANGES = 100_000
+"""Of one run. The journal takes them in one commit, and until that is written every other session waits for it."""
 LONGEST_PATH_BYTES = 4096
 """As Linux has it for the paths that programs name; a guest can nest deeper, and what it puts there is not kept."""
 
@@ -86,14 +90,15 @@ def read_changes(
     *,
     untouched: Mapping[int, int] | None = None,
     limit_bytes: int = LIMIT_BYTES,
+    until: float = math.inf,
     marks: Literal["trusted", "user"] | None = None,
 ) -> list[Change]:
     """What a stage changes in `files`, whose files in `data` are `known`. The session is frozen.
 
-    Files that are as `untouched` has them need not be read. `marks` is where the overlay keeps its own; by default
-    where it does on this host. Raises Unreadable.
+    Files that are as `untouched` has them need not be read. Nothing is hashed after `until` (`time.monotonic`). `marks`
+    is where the overlay keeps its own; by default where it does on this host. Raises Unreadable.
     """
-    with _unmoved(), Cursor(stage) as upper, Cursor(files) as lower, Hasher() as hasher:
+    with _readable(), Cursor(stage) as upper, Cursor(files) as lower, Hasher(until=until) as hasher:
         reading = _Reading(
             upper, lower, hasher, known=known, untouched=untouched or {}, limit_bytes=limit_bytes,
             marks=marks or _marks(), shared=files.shared if isinstance(files, Tree) else None,
@@ -105,10 +110,15 @@ def read_changes(
 
 
 @contextmanager
-def _unmoved() -> Iterator[None]:
-    """Whoever moves a directory of the user's away, or puts another in its place, ends the reading."""
+def _readable() -> Iterator[None]:
+    """Whoever moves a directory of the user's away, or puts another in its place, ends the reading; so does time."""
     try:
         yield
+    except TooSlow as error:
+        raise Unreadable(
+            "what this run wrote, holes included, could not be hashed before its deadline: give it a longer timeout, "
+            "or have it write less"
+        ) from error
     except OSError as error:
         if error.errno == errno.ESTALE:
             raise Unreadable(error.strerror) from error
@@ -151,6 +161,7 @@ class _Reading:
         self._untouched = untouched
         self._upper, self._lower, self._hasher, self._known = upper, lower, hasher, known
         self._left_bytes, self._left_paths_bytes = limit_bytes, LIMIT_PATHS_BYTES
+        self._left_changes = LIMIT_CHANGES
         self._mark = f"{marks}.overlay."
         self._area: Area = "data"
         self._changes: list[Change] = []
@@ -344,6 +355,11 @@ class _Reading:
         self._changes.append(change)
 
     def _count(self, change: Change) -> None:
+        self._left_changes -= 1
+        if self._left_changes < 0:
+            raise TooLarge(
+                change.path, f"a run may change {LIMIT_CHANGES:,} files and directories, and this one changed more"
+            )
         self._left_paths_bytes -= len(change.path) + len(change.target) + len(change.before_target)
         if self._left_paths_bytes < 0:
             raise TooLarge(

@@ -21,6 +21,8 @@ _MOST_LISTED = 256 << 20
 """Of all mappings of a session's processes: hundreds of ordinary ones have less."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APART = 32
+_DIGEST_BYTES = 67
+"""What stands in a manifest beside a path: the digest in hexadecimal, two spaces, the end of the line."""
 
 
 class Restless(Exception):
@@ -28,43 +30,66 @@ class Restless(Exception):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What some directories hold, hard links counted once."""
+
     size_bytes: int
+    """The larger of the blocks and the apparent size, file by file: the host hashes and copies holes as well."""
     files: int
+    """Files and directories."""
+    written_bytes: int = 0
+    """The blocks alone."""
+    list_bytes: int = 0
+    """The length of a list of all of them: what a manifest, a receipt and the journal have of each."""
+
+
+def plus(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        size_bytes=one.size_bytes + other.size_bytes,
+        files=one.files + other.files,
+        written_bytes=one.written_bytes + other.written_bytes,
+        list_bytes=one.list_bytes + other.list_bytes,
+    )
 
 
 def measure(roots: Iterable[Path]) -> Usage:
-    """Blocks and entries below some directories, hard links counted once. Raises Restless."""
-    size, files = 0, 0
+    """Everything below some directories. Raises Restless."""
+    size, written, files, listed = 0, 0, 0, 0
     seen: set[tuple[int, int]] = set()
     for root in roots:
-        for status in _walk(root):
+        for status, path_bytes in _walk(root):
             files += 1
+            listed += path_bytes + _DIGEST_BYTES
             if (status.st_dev, status.st_ino) not in seen:
-                size += status.st_blocks * 512
+                blocks = status.st_blocks * 512
+                written += blocks
+                size += max(blocks, status.st_size) if stat.S_ISREG(status.st_mode) else blocks
             if status.st_nlink > 1:
                 seen.add((status.st_dev, status.st_ino))
-    return Usage(size_bytes=size, files=files)
+    return Usage(size_bytes=size, files=files, written_bytes=written, list_bytes=listed)
 
 
-def _walk(root: Path) -> Iterator[os.stat_result]:
-    """Everything below a directory, by one descriptor that goes down by name and up by "..": a guest can nest deeper
-    than a path, the stack or the number of descriptors reach. Who moves a directory away while we are in it does not
-    lead us elsewhere: there the walk ends, and counts for nothing (`Restless`)."""
+def _walk(root: Path) -> Iterator[tuple[os.stat_result, int]]:
+    """Everything below a directory, with the length of its path there; by one descriptor that goes down by name and up
+    by "..": a guest can nest deeper than a path, the stack or the number of descriptors reach. Who moves a directory
+    away while we are in it does not lead us elsewhere: there the walk ends, and counts for nothing (`Restless`)."""
     here, mode = _enter(os.fspath(root))
     shut = [_Shut(here, mode)]
     """Modes to put back on the way up: they are part of what a run changed."""
     way: list[Identity] = []
     """Each directory above."""
+    lengths = [0]
+    """Of the paths of this directory and of each above, with the "/" behind them."""
     try:
         ahead: list[list[str]] = []
         while True:
             ahead.append([])
             for name, status in _entries(here):
-                yield status
+                yield status, lengths[-1] + len(os.fsencode(name))
                 if stat.S_ISDIR(status.st_mode):
                     ahead[-1].append(name)
-            while not (below := _descend(here, ahead[-1])):
+            while not (found := _descend(here, ahead[-1])):
                 ahead.pop()
+                lengths.pop()
                 above = os.open("..", _DIRECTORY, dir_fd=here) if ahead else None
                 shut.pop().again(here)
                 if above is None:
@@ -72,21 +97,23 @@ def _walk(root: Path) -> Iterator[os.stat_result]:
                 here = _replace(here, above)
                 if identity_of(os.fstat(here)) != way.pop():
                     raise Restless
+            name, directory, mode = found
+            lengths.append(lengths[-1] + len(os.fsencode(name)) + 1)
             way.append(identity_of(os.fstat(here)))
-            here = _replace(here, below[0])
-            shut.append(_Shut(*below, apart=len(shut) < _APART))
+            here = _replace(here, directory)
+            shut.append(_Shut(directory, mode, apart=len(shut) < _APART))
     finally:
         for left in reversed(shut):  # where the way up led elsewhere
             left.again()
         os.close(here)
 
 
-def _descend(here: int, names: list[str]) -> tuple[int, int | None] | None:
+def _descend(here: int, names: list[str]) -> tuple[str, int, int | None] | None:
     """The next subdirectory that can still be opened."""
     while names:
         name = names.pop()
         with suppress(OSError):
-            return _enter(name, here)
+            return name, *_enter(name, here)
     return None
 
 

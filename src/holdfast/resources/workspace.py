@@ -22,15 +22,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from holdfast import durable
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.resources.census import Census
 from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
 from holdfast.resources.intact import Intact
-from holdfast.resources.measuring import Usage, measure, unlinked_bytes
+from holdfast.resources.measuring import Usage, measure, plus, unlinked_bytes
 from holdfast.sandbox.mounts import DIRECTORIES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -179,7 +177,8 @@ class Workspace:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""
         committed = [] if self.shared is not None else [self.files.area(name) for name in DIRECTORIES]
         found = measure([*committed, self._stages])
-        return msgspec.structs.replace(found, size_bytes=found.size_bytes + self._unlinked_bytes(pids))
+        unlinked = self._unlinked_bytes(pids)
+        return plus(found, Usage(size_bytes=unlinked, files=0, written_bytes=unlinked))
 
     def _unlinked_bytes(self, pids: Iterable[int]) -> int:
         return unlinked_bytes(pids, device=self.path.stat().st_dev)
