@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast import Session
-from tests.escape.victim import MOST_HINDERED_S, victim
+
+from .victim import MOST_HINDERED_S, victim
 
 
 def nested_scopes() -> str:
@@ -21,12 +22,41 @@ def nested_calls() -> str:
     return "\n".join([reads, "open('o', 'w')", *[deep] * 150])
 
 
-TEXTS: dict[str, Callable[[], str]] = {"nested scopes": nested_scopes, "nested calls": nested_calls}
+def nested_finally() -> str:
+    """A `finally` in another, and so on: the compiler takes twice as long for each."""
+    lines = [f"{' ' * depth}try: 0\n{' ' * depth}finally:" for depth in range(18)]
+    return "\n".join([*lines, " " * 18 + "0"])
+
+
+def similar_names() -> str:
+    """Names one letter off the live ones."""
+    return "\n".join(f"{'n' * 100}_{i:03}x" for i in range(300))
+
+
+def long_scripts() -> str:
+    """One long command, run by many calls."""
+    return f"c = '''{'echo a > b; ' * 1_500}'''\n" + "os.system(c)\n" * 2_000
+
+
+def spaces_in_sql() -> str:
+    return f"duckdb.sql('''read_csv({' ' * 19_000}x attach{' ' * 19_000}x''')\n" * 1
+
+
+def spaces_after_a_prompt() -> str:
+    return ">>> x\n" + " " * 49_000 + "!"
+
+
+TEXTS: dict[str, Callable[[], str]] = {
+    text.__name__.replace("_", " "): text
+    for text in (nested_scopes, nested_calls, nested_finally, similar_names, long_scripts, spaces_in_sql,
+                 spaces_after_a_prompt)
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def attacker() -> Iterator[Session]:
     with Session(memory="512M", timeout=60) as session:
+        session.run("\n".join(f"{'n' * 100}_{i:03} = {i}" for i in range(1_000)))
         yield session
 
 

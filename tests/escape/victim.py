@@ -17,7 +17,7 @@ from typing import Any
 from holdfast import Session
 
 MOST_HINDERED_S = 0.25
-_IDLE_S, _MOST_IDLE_S = 1.5, 6.0
+_IDLE_S, _MOST_IDLE_S = 0.8, 6.0
 _WARM = 5
 
 
