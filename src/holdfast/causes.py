@@ -1,7 +1,5 @@
 """Why a run did not end well, in words, from the evidence that it left."""
 
-import ast
-import functools
 import re
 import signal
 
@@ -10,7 +8,6 @@ import msgspec
 from holdfast.kernel import wire
 from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
-from holdfast.preflight import ipython
 
 _MIB = 1 << 20
 _SHORT, _MOST_NAME, _MOST_TEXT = 2_000, 200, 100_000
@@ -84,26 +81,6 @@ def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunEr
 def keeps_memory(error: RunError, mode: Mode) -> bool:
     """Whether a failure leaves memory as the cell left it. Nothing ran of what does not parse."""
     return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
-
-
-@functools.lru_cache(maxsize=2)  # the plan has read it when the run ends
-def bound_names(code: str) -> frozenset[str]:
-    """The names that a cell binds, as far as its text shows: all that is known of a cell whose kernel is dead."""
-    names: set[str] = set()
-    pending: list[ast.AST] = [tree] if (tree := ipython.read(code).tree) else []
-    while pending:
-        node = pending.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-            continue  # what it binds inside is its own
-        if isinstance(node, ast.Lambda):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        if isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        pending.extend(ast.iter_child_nodes(node))
-    return frozenset(name for name in names if not name.startswith("_") and name != "*")
 
 
 def _bounded(raised: wire.Raised) -> wire.Raised:

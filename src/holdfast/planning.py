@@ -2,12 +2,14 @@
 
 import hashlib
 import re
+from collections.abc import Container
 
 from holdfast import cards, expectations, preflight
 from holdfast.books import Books
 from holdfast.config import Limits
 from holdfast.model import Preflight
 from holdfast.paths import to_text
+from holdfast.preflight import Reading
 from holdfast.records import Finding, Flow, Input, RunCard
 from holdfast.requests import RunRequest
 from holdfast.state import State
@@ -24,11 +26,12 @@ def plan(
     limits: Limits,
     environment: str,
     policy: Preflight,
+    reading: Reading,
     attempt: int = 1,
 ) -> RunCard:
-    """The card of a run on the session as it is now."""
+    """The card of a run on the session as it is now; `reading` is of its code."""
     state = books.state
-    ahead = _forecast(request.code) if request.kind == "cell" else preflight.Forecast()
+    ahead = _forecast(reading.forecast)
     return RunCard(
         run=run,
         session=books.session,
@@ -42,7 +45,7 @@ def plan(
         forecast_inputs=_inputs(state, [path for path in ahead.inputs if path not in request.inputs]),
         forecast_outputs=ahead.outputs,
         flows=ahead.flows,
-        findings=_findings(books, request) if policy != "off" else [],
+        findings=_findings(books, request, reading) if policy != "off" else [],
         limits={
             "memory_bytes": limits.memory_bytes, "timeout_s": request.timeout_s, "disk_bytes": limits.disk_bytes,
         },
@@ -51,9 +54,8 @@ def plan(
     )  # fmt: skip
 
 
-def _forecast(code: str) -> preflight.Forecast:
+def _forecast(ahead: preflight.Forecast) -> preflight.Forecast:
     """In the paths that files have in records: code may spell what is no text at all."""
-    ahead = preflight.forecast(code)
     flows = [Flow(output=_text(flow.output), inputs=[_text(path) for path in flow.inputs]) for flow in ahead.flows]
     return preflight.Forecast(
         inputs=[_text(path) for path in ahead.inputs], outputs=[_text(path) for path in ahead.outputs], flows=flows
@@ -68,17 +70,19 @@ def _text(path: str) -> str:
 
 
 def missing(card: RunCard) -> list[Finding]:
-    """What `preflight="block"` does not start."""
-    return [finding for finding in card.findings if finding.code == "name_missing"]
+    """What `preflight="block"` does not start: also a cell of which nothing is known."""
+    return [finding for finding in card.findings if finding.code in ("name_missing", "not_looked_at")]
 
 
-def _findings(books: Books, request: RunRequest) -> list[Finding]:
-    if request.kind != "cell":
-        return []
+def live_names(state: State, request: RunRequest) -> Container[str]:
+    """Names that are there when the code begins."""
+    return {**state.live(), "__file__": ("str", "")} if request.script else state.live()
+
+
+def _findings(books: Books, request: RunRequest, reading: Reading) -> list[Finding]:
     state = books.state
-    live = {**state.live(), **({"__file__": ("str", "")} if request.script else {})}
-    found = preflight.examine(
-        request.code, live=live, past=state.names, losses=books.losses, generation=state.generation
+    found = preflight.findings(
+        reading, live=live_names(state, request), past=state.names, losses=books.losses, generation=state.generation
     )
     as_cells = request.script is not None and request.script.cells is not None
     return [finding for finding in found if not (as_cells and finding.code == "syntax")]  # cells are no one text

@@ -13,10 +13,11 @@ from typing import Any
 import anyio
 
 from holdfast import once, planning, recovery
-from holdfast.causes import bound_names
 from holdfast.faults import crashpoint
 from holdfast.inputs import as_found, is_certain, refuse_missing
 from holdfast.once import Attempt
+from holdfast.planning import live_names
+from holdfast.preflight import Reading, read_aside, read_here
 from holdfast.records import AnyRecord, Planned, RunCard
 from holdfast.requests import RunRequest, refuse_nonsense
 from holdfast.sessions import LiveSession, new_id
@@ -30,6 +31,8 @@ class Plan:
     def __init__(self, session: LiveSession, request: RunRequest, *, run: str, attempt: Attempt) -> None:
         self.card: RunCard
         self.record: Planned
+        self.reading = Reading()
+        """Of the request's code."""
         self.is_noted = False
         self.noted = asyncio.Event()
         """The same, to wait for."""
@@ -43,25 +46,29 @@ class Plan:
 
     async def make(self) -> None:
         """The card, and nothing that lasts."""
-        await self._look(self._draft())
+        self.reading = await _read(self._session, self._request)
+        await self._look(self._draft(self.reading))
 
     def begin(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
-        """The card and its record, once: at once; or where files must be looked into first, what is left to do."""
+        """The card and its record, once: at once; or where files must be looked into first, or a large text be read
+        elsewhere, what is left to do."""
         if self.is_noted:
             return None
-        self.card = self._draft()
+        if (reading := _read_here(self._session, self._request)) is None:
+            return self._begin_later(None, watched=watched)
+        self.reading, self.card = reading, self._draft(reading)
         if not (is_certain(self._books, self.card) and is_explained(self._books, self.card)):
-            return self._begin_later(watched=watched)
+            return self._begin_later(self.card, watched=watched)
         self._note_first(watched=watched)
         return None
 
-    async def _begin_later(self, *, watched: bool) -> None:
-        await self._look(self.card)
+    async def _begin_later(self, drafted: RunCard | None, *, watched: bool) -> None:
+        with anyio.CancelScope(shield=True):  # what has begun is planned, also when its caller goes away
+            await (self._look(drafted) if drafted is not None else self.make())
         self._note_first(watched=watched)
 
-    def _draft(self) -> RunCard:
-        bound_names(self._request.code)  # read now, while the guest is at it, and remembered for the end
-        return card_of(self._session, self._request, run=self._run, attempt=self._attempt.number)
+    def _draft(self, reading: Reading) -> RunCard:
+        return card_of(self._session, self._request, reading, run=self._run, attempt=self._attempt.number)
 
     async def _look(self, card: RunCard) -> None:
         with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
@@ -112,11 +119,24 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     await session.wait_settled()
     await recovery.refuse_if_moved(session.books, request.expect)
     await refuse_missing(session.books, request.inputs)
-    card, _ = await as_found(session.books, card_of(session, request, run=new_id("run"), attempt=1))
+    reading = await _read(session, request)
+    card, _ = await as_found(session.books, card_of(session, request, reading, run=new_id("run"), attempt=1))
     return await explained(session, card)
 
 
-def card_of(session: LiveSession, request: RunRequest, *, run: str, attempt: int) -> RunCard:
+async def _read(session: LiveSession, request: RunRequest) -> Reading:
+    """What the code shows. A large text is read by another process, within the run's own time."""
+    here = _read_here(session, request)
+    return here or await read_aside(request.code, session.reading, timeout_s=request.timeout_s)
+
+
+def _read_here(session: LiveSession, request: RunRequest) -> Reading | None:
+    if request.kind != "cell":
+        return Reading()
+    return read_here(request.code, live=live_names(session.books.state, request))
+
+
+def card_of(session: LiveSession, request: RunRequest, reading: Reading, *, run: str, attempt: int) -> RunCard:
     return planning.plan(
         session.books,
         request,
@@ -124,5 +144,6 @@ def card_of(session: LiveSession, request: RunRequest, *, run: str, attempt: int
         limits=session.limits,
         environment=session.computer.environment.fingerprint,
         policy=request.preflight or session.preflight,
+        reading=reading,
         attempt=attempt,
     )

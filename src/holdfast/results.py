@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast import checks as checking
-from holdfast.causes import bound_names
 from holdfast.executions import Aftermath, Execution
 from holdfast.model import MemoryCap, Run, RunError
+from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
-from holdfast.requests import RunRequest
 
 _MESSAGE = 2_000
 _MOST_NAMES = 10_000
@@ -96,16 +95,15 @@ def executed(run: str, execution: Execution, error: RunError | None) -> Executed
 
 
 def names_after(
-    request: RunRequest, execution: Execution, live: Mapping[str, tuple[str, str]], *, run: str
+    reading: Reading, execution: Execution, live: Mapping[str, tuple[str, str]], *, run: str
 ) -> dict[str, tuple[str, str]]:
     """What the run did to names: by identity, as the guest tells, and by what its text binds."""
     finished = execution.outcome.finished
     if finished is None:
         return {}
     bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
-    if request.kind == "cell":
-        for name in bound_names(request.code) & live.keys() - set(finished.gone):
-            bound.setdefault(name, live[name][0])
+    for name in live.keys() & set(reading.binds) - set(finished.gone):
+        bound.setdefault(name, live[name][0])
     names = {name: (kind[:_NAME_LENGTH] or "object", run) for name, kind in bound.items()}
     return names | {name: ("", run) for name in finished.gone[:_MOST_NAMES] if name in live}
 
@@ -126,6 +124,13 @@ def verification_error(checks: list[Check]) -> RunError:
 
 
 def blocked_error(missing: list[Finding]) -> RunError:
+    if missing[0].code == "not_looked_at":
+        return RunError(
+            code="exception",
+            name="NotLookedAt",
+            message=f"not started: {missing[0].message}",
+            hint=f"{missing[0].hint}, or run with preflight='warn'",
+        )
     names = ", ".join(name for finding in missing for name in finding.names)
     return RunError(
         code="exception",

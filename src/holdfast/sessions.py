@@ -62,6 +62,8 @@ class LiveSession:
         self.limits = computer.limits
         self.mode = mode
         self.preflight: Preflight = "warn"
+        self.reading = anyio.Lock()
+        """One text of the session's at a time is read outside of the event loop."""
         self.once = Once()
         self.plans: dict[str, RunRequest] = {}
         """Made and not yet run."""

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from holdfast import checks, once, planning, recovery
-from holdfast.causes import bound_names, in_short, keeps_memory, with_fate
+from holdfast.causes import in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.departures import Departures
 from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
@@ -30,7 +30,6 @@ from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
 from holdfast.model import Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan
-from holdfast.preflight import check_syntax
 from holdfast.receipts import as_seen
 from holdfast.records import Change, Executed, Saved, Verified
 from holdfast.requests import RunRequest, refuse_nonsense, to_guest
@@ -181,7 +180,7 @@ class _Transaction:
 
     def _leaves_as_is(self, error: RunError) -> bool:
         """Whether nothing is to be taken back. That nothing ran of it a guest can say of any cell: we look as well."""
-        believed = error.code != "syntax" or check_syntax(self.request.code) is not None
+        believed = error.code != "syntax" or self.plan.reading.syntax is not None
         return believed and keeps_memory(error, self.mode)
 
     async def _give_up(self, error: BaseException) -> None:
@@ -245,7 +244,7 @@ class _Transaction:
         """What is verified, with its receipt; where it leads; and what the caller is told."""
         finished = execution.outcome.finished
         status: Kept = "kept" if execution.error is not None or (finished and finished.exit_code) else "committed"
-        names = names_after(self.request, execution, self.before.live(), run=self.id)
+        names = names_after(self.plan.reading, execution, self.before.live(), run=self.id)
         verified = Verified(
             run=self.id, at=time.time(), status=status, version=self.before.version + 1,
             stage=self.computer.staging.name, changes=verdict.changes, names=names, receipt=b"",
@@ -304,7 +303,7 @@ class _Transaction:
         aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
         if not alive:
-            aftermath = msgspec.structs.replace(aftermath, discarded=sorted(bound_names(self.request.code)))
+            aftermath = msgspec.structs.replace(aftermath, discarded=self.plan.reading.binds)
         error = with_fate(error, aftermath.memory, aftermath.unprotected)
         return await self._end_rolled_back(execution, error, aftermath, verdict)
 
@@ -394,7 +393,7 @@ class _Transaction:
             alive = execution.outcome.finished is not None
             aftermath = await self.session.roll_back(alive=alive, cause=cause, run=self.id)
             self.is_back = True
-        names = names_after(self.request, execution, self.before.live(), run=self.id)
+        names = names_after(self.plan.reading, execution, self.before.live(), run=self.id)
         state = self.books.state
         return self._result(
             execution,

@@ -12,7 +12,7 @@ import msgspec
 from holdfast import ckpt as ckpts
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.preflight import Gone, explain_missing
+from holdfast.preflight import HINTS, Gone, Steps, explain_missing
 from holdfast.records import AnyRecord, Finding, Planned, RunCard, Verified
 from holdfast.sessions import LiveSession
 from holdfast.store.rows import VersionRow
@@ -47,7 +47,8 @@ async def explained(session: LiveSession, card: RunCard, *, is_kept: bool = Fals
     base, awake = ckpts.parse(card.base).version, _to_be_woken(session, is_kept=is_kept)
     trace = await books.read(lambda store: _traced(store, books.session, names, base=base, awake=awake))
     ways_back = await _ways_back(session, trace)
-    findings = [_explain(books, finding, trace, ways_back) if _unknown(books, finding) else finding
+    steps = Steps(HINTS)
+    findings = [_explain(books, finding, trace, ways_back, steps) if _unknown(books, finding) else finding
                 for finding in card.findings]  # fmt: skip
     return msgspec.structs.replace(card, findings=findings)
 
@@ -57,15 +58,15 @@ def _unexplained(books: Books, card: RunCard) -> set[str]:
 
 
 def _unknown(books: Books, finding: Finding) -> bool:
-    return finding.code == "name_missing" and not any(name in books.state.names for name in finding.names)
+    return finding.code == "name_missing" and len(finding.names) == 1 and finding.names[0] not in books.state.names
 
 
-def _explain(books: Books, finding: Finding, trace: _Trace, ways_back: dict[str, Ckpt]) -> Finding:
+def _explain(books: Books, finding: Finding, trace: _Trace, ways_back: dict[str, Ckpt], steps: Steps) -> Finding:
     (name,) = finding.names
     return explain_missing(
         name, past=books.state.names, losses=books.losses, generation=books.state.generation,
         gone=trace.gone.get(name), way_back=str(ways_back.get(name, "")),
-        looked_back=None if trace.is_whole else _LOOKED_BACK,
+        looked_back=None if trace.is_whole else _LOOKED_BACK, steps=steps,
     )  # fmt: skip
 
 

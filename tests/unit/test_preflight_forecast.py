@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.preflight import Forecast, forecast
 from holdfast.preflight.languages import Effect, shell, sql
+from holdfast.preflight.steps import Steps
 
 Flows = dict[str, list[str]]
 
@@ -150,7 +151,7 @@ def test_a_shell_script_does_what_was_forecast(script: str, effect: Effect, tmp_
     (tmp_path / "in.txt").write_text("x\n")
     subprocess.run(["bash", "-c", script], cwd=tmp_path, check=False, capture_output=True)
 
-    assert shell(script) == effect
+    assert shell(script, Steps()) == effect
     assert {entry.name for entry in tmp_path.iterdir()} - {"in.txt"} == set(effect.writes)
     assert (tmp_path / "in.txt").exists() == ("in.txt" not in effect.removes)
 
@@ -166,7 +167,7 @@ def test_a_shell_script_does_what_was_forecast(script: str, effect: Effect, tmp_
     ],
 )
 def test_sql_names_files(text: str, effect: Effect) -> None:
-    assert sql(text) == effect
+    assert sql(text, Steps()) == effect
 
 
 AUDITED = """

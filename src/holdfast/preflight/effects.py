@@ -9,10 +9,8 @@ import shlex
 from collections.abc import Callable, Mapping
 
 from holdfast.preflight import languages
-from holdfast.preflight.folding import Value, fold
+from holdfast.preflight.folding import Names, Value, fold
 from holdfast.preflight.languages import Effect
-
-Names = dict[str, Value]
 
 USUAL_IMPORTS = {
     "pd": "pandas", "np": "numpy", "pl": "polars", "plt": "matplotlib.pyplot", "pq": "pyarrow.parquet",
@@ -97,7 +95,7 @@ def _by_last_name(call: ast.Call, dotted: str, names: Names) -> Effect:
     """Libraries agree on these words: pandas, polars, pyarrow, geopandas, plotly, duckdb."""
     last = dotted.rpartition(".")[2]
     if last in _QUERIES:
-        effects = [languages.sql(text) for text in _argument(call, 0, names)]
+        effects = [languages.sql(text, names.steps) for text in _argument(call, 0, names)]
         return Effect(reads=[p for e in effects for p in e.reads], writes=[p for e in effects for p in e.writes])
     if last in _NO_FILE:
         return Effect()
@@ -175,8 +173,8 @@ def _database(call: ast.Call, dotted: str, names: Names) -> Effect:
 def _shell(call: ast.Call, dotted: str, names: Names) -> Effect:
     if call.args and isinstance(call.args[0], ast.List | ast.Tuple):
         words = [fold(word, names).texts[:1] or ("*",) for word in call.args[0].elts]
-        return languages.shell(" ".join(shlex.quote(word[0]) for word in words))
-    effects = [languages.shell(text) for text in _argument(call, 0, names)]
+        return languages.shell(" ".join(shlex.quote(word[0]) for word in words), names.steps)
+    effects = [languages.shell(text, names.steps) for text in _argument(call, 0, names)]
     return effects[0] if effects else Effect()
 
 

@@ -8,16 +8,19 @@ will not be taken are in it, and files whose paths are computed are not.
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from holdfast.preflight import ipython, languages
 from holdfast.preflight.effects import dotted_name, effect_of
-from holdfast.preflight.folding import UNKNOWN, Value, either, fold
+from holdfast.preflight.folding import UNKNOWN, Names, Value, either, fold
 from holdfast.preflight.ledger import Forecast, Ledger
+from holdfast.preflight.steps import Steps, TooManySteps
 
 _SHELLS = frozenset({"bash", "sh", "script", "system", "sx", "!"})
 _DRAWING = frozenset({"plot", "hist", "boxplot", "scatter", "bar", "pie"})
 _PLOTTER = "plt"
 _NONE: Mapping[str, str] = {}
+_KNOWN: Mapping[str, Value] = {}
 
 
 def forecast(code: str, values: Mapping[str, str] = _NONE) -> Forecast:
@@ -26,20 +29,25 @@ def forecast(code: str, values: Mapping[str, str] = _NONE) -> Forecast:
     >>> forecast("df = pd.read_csv('in.csv')\\ndf.head().to_parquet(f'{day}.parquet')").flows
     [Flow(output='*.parquet', inputs=['in.csv'])]
     """
-    cell = ipython.read(code)
-    walk = _Walk({name: Value(texts=(text,)) for name, text in values.items()})
-    try:
-        walk.cell(cell)
-    except RecursionError:
-        return Forecast()
+    known = {name: Value(texts=(text,)) for name, text in values.items()}
+    with suppress(TooManySteps, RecursionError):
+        return forecast_of(ipython.read(code), Steps(), known)
+    return Forecast()
+
+
+def forecast_of(cell: ipython.Cell, steps: Steps, known: Mapping[str, Value] = _KNOWN) -> Forecast:
+    """The same of a cell that is read; raises where it is too much."""
+    walk = _Walk(Names(known, steps=steps))
+    walk.cell(cell)
     return walk.ledger.forecast()
 
 
 class _Walk(ast.NodeVisitor):
     """One walk through a cell."""
 
-    def __init__(self, names: dict[str, Value]) -> None:
-        self.ledger = Ledger()
+    def __init__(self, names: Names) -> None:
+        self.ledger = Ledger(names.steps)
+        self._steps = names.steps
         self._names = names
         self._sources: dict[str, dict[str, None]] = {}
         """Name -> inputs that its value comes from. Names bound together (`fig, ax = …`) share one dict."""
@@ -49,14 +57,26 @@ class _Walk(ast.NodeVisitor):
         self._calls: dict[str, list[ast.Call]] = {}
         self._read_by: dict[ast.AST, list[str]] = {}
         self._written_by: dict[ast.AST, list[str]] = {}
+        self._comes_to: dict[ast.AST, dict[str, None]] = {}
+        """Call -> the inputs that its value comes from: found once, from those of the calls in it."""
         self._sure = True
         """Whether what stands here is sure to run, so that a name's earlier value is gone."""
+
+    def visit(self, node: ast.AST) -> None:
+        """As `ast.NodeVisitor` does it, with one frame for each node instead of two, and counted."""
+        self._steps.take()
+        visitor = getattr(self, "visit_" + type(node).__name__, None)
+        if visitor is not None:
+            visitor(node)
+            return
+        for child in ast.iter_child_nodes(node):
+            self.visit(child)
 
     def cell(self, cell: ipython.Cell) -> None:
         if cell.magic in ("writefile", "file"):
             self.ledger.write([cell.arguments.removeprefix("-a").strip().strip("'\"")])
         for script in [cell.body] * (cell.magic in _SHELLS) + cell.commands:
-            sources, outputs = self.ledger.record(languages.shell(script))
+            sources, outputs = self.ledger.record(languages.shell(script, self._steps))
             self.ledger.flow(sources, outputs)
         for name, arguments in cell.line_magics:
             if name in ("cd", "pushd", "popd"):
@@ -66,36 +86,55 @@ class _Walk(ast.NodeVisitor):
             self.visit(cell.tree)
 
     def _collect_calls(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        for node in self._steps.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 self._calls.setdefault(node.func.id, []).append(node)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> None:
-        self.generic_visit(node)
+        for child in ast.iter_child_nodes(node):
+            self.visit(child)
         dotted = dotted_name(node.func, self._imports)
         if dotted == "os.chdir" and node.args:
             self.ledger.change_directory(fold(node.args[0], self._names))
         self._read_by[node], outputs = self.ledger.record(effect_of(node, self._names, self._imports))
-        self._written_by[node] = list(dict.fromkeys([*outputs, *self._ends_in(node)]))
-        comes_from = self._comes_from(node)
+        self._written_by[node] = self._among([*outputs, *self._ends_in(node)])
+        comes_from = self._comes_to[node] = self._comes_from(node)
         self.ledger.flow(comes_from, self._written_by[node])
         if dotted.rpartition(".")[2] in _DRAWING or dotted.startswith("seaborn."):
             self._add_sources(_PLOTTER, comes_from)
 
+    def _among(self, paths: list[str]) -> list[str]:
+        self._steps.take(len(paths))
+        return list(dict.fromkeys(paths))
+
+    def _parts(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes of a value; of the calls in it, those alone: what is in them is known of them already."""
+        waiting = [node]
+        while waiting:
+            inner = waiting.pop()
+            yield inner
+            if inner is node or inner not in self._written_by:
+                children = list(ast.iter_child_nodes(inner))
+                self._steps.take(1 + len(children))
+                waiting.extend(reversed(children))
+
     def _comes_from(self, node: ast.AST) -> dict[str, None]:
         """The inputs that a value comes from."""
+        if node in self._comes_to:
+            self._steps.take(len(self._comes_to[node]))
+            return dict(self._comes_to[node])
         inputs: dict[str, None] = {}
-        for inner in ast.walk(node) if self.ledger.has_inputs else ():
-            inputs.update(dict.fromkeys(self._read_by.get(inner, ())))
-            if isinstance(inner, ast.Name):
-                inputs.update(self._sources.get(inner.id, {}))
+        for inner in self._parts(node) if self.ledger.has_inputs else ():
+            known = self._sources.get(inner.id, ()) if isinstance(inner, ast.Name) else self._comes_to.get(inner, ())
+            self._steps.take(len(known))
+            inputs.update(dict.fromkeys([*self._read_by.get(inner, ()), *known]))
         return inputs
 
     def _ends_in(self, node: ast.Call) -> Iterator[str]:
         """The outputs that a call's arguments are written to: by open files and functions among them."""
-        for inner in ast.walk(node) if self.ledger.has_outputs else ():
+        for inner in self._parts(node) if self.ledger.has_outputs else ():
             yield from self._written_by.get(inner, ())
             if isinstance(inner, ast.Name):
                 yield from self._sinks.get(inner.id, ())
@@ -116,6 +155,7 @@ class _Walk(ast.NodeVisitor):
             self._add_sources(node.id, comes_from)
 
     def _add_sources(self, name: str, comes_from: dict[str, None]) -> None:
+        self._steps.take(len(comes_from))
         self._sources.setdefault(name, {}).update(comes_from)
 
     # -- bindings ------------------------------------------------------------------------------------------------
@@ -125,7 +165,9 @@ class _Walk(ast.NodeVisitor):
             earlier = UNKNOWN if self._sure else self._names.get(target.id, UNKNOWN)
             self._names[target.id] = either([earlier, value])
             if not self._sure:
-                comes_from.update(self._sources.get(target.id, {}))
+                earlier_sources = self._sources.get(target.id, {})
+                self._steps.take(len(earlier_sources))
+                comes_from.update(earlier_sources)
             self._sources[target.id] = comes_from
             self._sinks[target.id] = sinks
         elif isinstance(target, ast.Tuple | ast.List):
@@ -226,15 +268,16 @@ class _Walk(ast.NodeVisitor):
         calls = self._calls.get(node.name, [])
         if not calls:
             return
-        outside = dict(self._names)
+        outside = self._names.copy()
         for position, argument in enumerate(node.args.args):
+            self._steps.take(len(calls))
             given = [value for call in calls for value in _given(call, position, argument.arg)]
             self._names[argument.arg] = either(fold(value, outside) for value in given)
         self._visit_all(node.body)
         self._names = outside
-        inside = [inner for statement in node.body for inner in ast.walk(statement)]
-        self._sources[node.name] = dict.fromkeys(path for part in inside for path in self._read_by.get(part, ()))
-        self._sinks[node.name] = list(dict.fromkeys(p for part in inside for p in self._written_by.get(part, ())))
+        inside = [part for statement in node.body for part in self._steps.walk(statement) if part in self._written_by]
+        self._sources[node.name] = dict.fromkeys(self._among([p for part in inside for p in self._read_by[part]]))
+        self._sinks[node.name] = self._among([path for part in inside for path in self._written_by[part]])
 
     visit_AsyncFunctionDef = visit_FunctionDef
 

@@ -7,18 +7,23 @@ from itertools import pairwise
 
 import msgspec
 
+from holdfast.preflight.steps import Steps
 from holdfast.records import Noun
 
+# Quantifiers are possessive (`\s++`) where what follows could match the same text: else a long run of it, and no match
+# at its end, is tried from every character of it to every other.
 _MOST_CHARACTERS = 20_000
-_QUOTED = r"\s*'([^'\n]+)'"
-_SQL_COPY_FROM = re.compile(rf"\bcopy\s+[\w.\"]+\s*(?:\([^()]*\)\s*)?from{_QUOTED}", re.IGNORECASE)
+_QUOTED = r"\s*+'([^'\n]++)'"
+_SQL_COPY_FROM = re.compile(rf"\bcopy\s++[\w.\"]++\s*+(?:\([^()]*+\)\s*+)?from{_QUOTED}", re.IGNORECASE)
 _SQL_READS = re.compile(
-    rf"\b(?:from|join)\s{_QUOTED}|\b(?:read_\w+|parquet_scan|sniff_csv)\s*\(\s*\[?{_QUOTED}", re.IGNORECASE
+    rf"\b(?:from|join)\s{_QUOTED}|\b(?:read_\w++|parquet_scan|sniff_csv)\s*+\(\s*+(?:\[)?{_QUOTED}", re.IGNORECASE
 )
-_SQL_WRITES = re.compile(rf"\bto\s{_QUOTED}|\bexport\s+database\s{_QUOTED}", re.IGNORECASE)
-_SQL_OPENS = re.compile(rf"\battach\s+(?:database\s+)?(?:if\s+not\s+exists\s+)?{_QUOTED}", re.IGNORECASE)
-_DESCRIPTOR = re.compile(r"(?<!\S)\d+(?=[<>])")
-_EXPANDED = re.compile(r"\$\{[^{}]*\}|\$\([^()]*\)|\$\w+|\{[^{}]*\}")
+_SQL_WRITES = re.compile(rf"\bto\s{_QUOTED}|\bexport\s++database\s{_QUOTED}", re.IGNORECASE)
+_SQL_OPENS = re.compile(rf"\battach\s++(?:database\s++)?(?:if\s++not\s++exists\s++)?{_QUOTED}", re.IGNORECASE)
+_DESCRIPTOR = re.compile(r"(?<!\S)\d++(?=[<>])")
+_EXPANDED = re.compile(r"\$\{[^{}]*+\}|\$\([^()]*+\)|\$\w++|\{[^{}]*+\}")
+_MATCHED = 10
+"""Characters of SQL that are looked through in the time of one step. `shlex` takes about a step for each."""
 _SEPARATORS = frozenset({";", "|", "||", "&&", "&", "(", ")", "\n", "|&"})
 _VALUED = {"curl": ("-o", "--output"), "wget": ("-O", "--output-document")}
 
@@ -31,12 +36,13 @@ class Effect(Noun, frozen=True, kw_only=True):
     removes: list[str] = msgspec.field(default_factory=list)
 
 
-def sql(text: str) -> Effect:
+def sql(text: str, steps: Steps) -> Effect:
     """
-    >>> sql("COPY (SELECT * FROM 'a.csv') TO 'b.parquet' (FORMAT parquet)")
+    >>> sql("COPY (SELECT * FROM 'a.csv') TO 'b.parquet' (FORMAT parquet)", Steps())
     Effect(reads=['a.csv'], writes=['b.parquet'], removes=[])
     """
     text = text[:_MOST_CHARACTERS]
+    steps.take(1 + len(text) // _MATCHED)
     opened = _found(_SQL_OPENS, text)
     reads = _found(_SQL_COPY_FROM, text) + _found(_SQL_READS, text)
     return Effect(reads=list(dict.fromkeys(reads)) + opened, writes=_found(_SQL_WRITES, text) + opened)
@@ -46,11 +52,12 @@ def _found(pattern: "re.Pattern[str]", text: str) -> list[str]:
     return [group for match in pattern.finditer(text) for group in match.groups() if group]
 
 
-def shell(script: str) -> Effect:
+def shell(script: str, steps: Steps) -> Effect:
     """
-    >>> shell("sort < in.txt | uniq -c > counts.txt; rm in.txt")
+    >>> shell("sort < in.txt | uniq -c > counts.txt; rm in.txt", Steps())
     Effect(reads=['in.txt'], writes=['counts.txt'], removes=['in.txt'])
     """
+    steps.take(min(len(script), _MOST_CHARACTERS))
     effects = [effect for line in _lines(script) for effect in _commands(line)]
     return Effect(
         reads=[path for effect in effects for path in effect.reads],

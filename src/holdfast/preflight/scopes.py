@@ -1,21 +1,31 @@
 """Which names a piece of code binds, and which ones a function will look up outside of itself."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+
+from holdfast.preflight.steps import Steps
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def bindings(nodes: Iterable[ast.AST]) -> set[str]:
+def cell_bindings(tree: ast.Module, steps: Steps) -> set[str]:
+    """Names that a cell leaves bound, as far as its text shows: all that is known of it when its kernel is dead."""
+    return {name for name in bindings(tree.body, steps) if not name.startswith("_") and name != "*"}
+
+
+def bindings(nodes: Iterable[ast.AST], steps: Steps) -> set[str]:
     """Names that the code binds in its own scope; what nested scopes bind for themselves is not among them."""
     bound: set[str] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
+        steps.take()
         bound.update(_bound_by(node))
-        waiting.extend(_in_same_scope(node))
+        waiting.extend(_in_same_scope(node, steps))
     return bound
 
 
@@ -37,14 +47,14 @@ def bound_by_import(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def _in_same_scope(node: ast.AST) -> list[ast.AST]:
+def _in_same_scope(node: ast.AST, steps: Steps) -> list[ast.AST]:
     """The children whose bindings are made in the same scope."""
     if isinstance(node, _DEFINITIONS):
         return list(evaluated_at_definition(node))
     if isinstance(node, ast.Lambda):
         return list(node.args.defaults)
     if isinstance(node, COMPREHENSIONS):  # only `:=` reaches out of it
-        return [inner.target for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)]
+        return [inner.target for inner in steps.walk(node) if isinstance(inner, ast.NamedExpr)]
     return list(ast.iter_child_nodes(node))
 
 
@@ -69,27 +79,19 @@ def annotations(node: ast.AST) -> Iterator[ast.expr]:
             yield node.returns
 
 
-def declared_global(tree: ast.AST) -> set[str]:
+def declared_global(tree: ast.AST, steps: Steps) -> set[str]:
     """Names that some function means when it says `global`."""
-    return {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return {name for node in steps.walk(tree) if isinstance(node, ast.Global) for name in node.names}
 
 
-def looked_up(node: Function, outer: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
+def looked_up(node: Function, steps: Steps, outer: Container[str] = ()) -> Iterator[ast.Name]:
     """Names that the function will look up outside of itself, and outside of the functions around it, when called."""
-    body: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
-    own = {argument.arg for argument in _arguments(node)} | bindings(body) | type_parameters(node)
-    declared = {name for inner in body for name in _says_global(inner)}
-    inside = (outer | own) - declared
-    for statement in body:
-        yield from _loads(statement, inside, inside)
+    return (name for name in _Lookups(steps).of_function(node) if name.id not in outer)
 
 
-def looked_up_by_generator(node: ast.GeneratorExp, outer: frozenset[str]) -> Iterator[ast.Name]:
+def looked_up_by_generator(node: ast.GeneratorExp, steps: Steps, outer: Container[str]) -> Iterator[ast.Name]:
     """The same of a generator expression, which evaluates only its first iterable where it stands."""
-    inside = outer | comprehension_targets(node)
-    first, *others = node.generators
-    for part in [first.target, *first.ifs, *others, node.elt]:
-        yield from _loads(part, inside, inside)
+    return (name for name in _Lookups(steps).of_generator(node) if name.id not in outer)
 
 
 def type_parameters(node: ast.AST) -> set[str]:
@@ -97,12 +99,18 @@ def type_parameters(node: ast.AST) -> set[str]:
     return {parameter.name for parameter in getattr(node, "type_params", [])}
 
 
-def _says_global(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Global):
-        yield from node.names
-    elif not isinstance(node, _DEFINITIONS):
-        for child in ast.iter_child_nodes(node):
-            yield from _says_global(child)
+def _declared(body: list[ast.stmt], steps: Steps) -> set[str]:
+    """Names that a function's own statements declare global."""
+    declared: set[str] = set()
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        steps.take()
+        if isinstance(node, ast.Global):
+            declared.update(node.names)
+        elif not isinstance(node, (*_DEFINITIONS, ast.expr)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return declared
 
 
 def _arguments(node: Function) -> list[ast.arg]:
@@ -111,36 +119,87 @@ def _arguments(node: Function) -> list[ast.arg]:
     return arguments.posonlyargs + arguments.args + arguments.kwonlyargs + packed
 
 
-def _loads(node: ast.AST, here: frozenset[str], nested: frozenset[str]) -> Iterator[ast.Name]:
-    """Names that are neither bound here nor, for the functions in it, in the scopes around them.
+class _Lookups:
+    """Collects names that are bound neither where they are looked up nor in the functions around.
 
-    The two differ in a class: its names are seen by its own statements, and not by its methods.
+    The scopes around are one table of counts, changed on the way into a scope and back on the way out: a copy for each
+    node would cost the names times the nodes. A class's own names are apart: its statements see them, and its methods
+    do not.
     """
-    if isinstance(node, ast.Name):
-        if not isinstance(node.ctx, ast.Store) and node.id not in here:
-            yield node
-    elif isinstance(node, Function):
-        for expression in evaluated_at_definition(node):
-            yield from _loads(expression, here, nested)
-        yield from looked_up(node, nested)
-    elif isinstance(node, ast.ClassDef):
-        for expression in evaluated_at_definition(node):
-            yield from _loads(expression, here, nested)
-        yield from _class_loads(node, nested)
-    else:
-        targets = comprehension_targets(node)
-        for child in ast.iter_child_nodes(node):
-            yield from _loads(child, here | targets, nested | targets)
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._bound: Counter[str] = Counter()
+        self._of_class: Container[str] = ()
+        self._found: list[ast.Name] = []
+
+    def of_function(self, node: Function) -> list[ast.Name]:
+        self._function(node)
+        return self._found
+
+    def of_generator(self, node: ast.GeneratorExp) -> list[ast.Name]:
+        first, *others = node.generators
+        with self._binding(comprehension_targets(node, self._steps)):
+            self._all([first.target, *first.ifs, *others, node.elt])
+        return self._found
+
+    def _all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self._look(node)
+
+    def _look(self, node: ast.AST) -> None:
+        self._steps.take()
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Store) and not self._bound[node.id] and node.id not in self._of_class:
+                self._found.append(node)
+        elif isinstance(node, Function):
+            self._all(evaluated_at_definition(node))
+            self._function(node)
+        elif isinstance(node, ast.ClassDef):
+            self._all(evaluated_at_definition(node))
+            self._class(node)
+        elif isinstance(node, COMPREHENSIONS):
+            with self._binding(comprehension_targets(node, self._steps)):
+                self._all(ast.iter_child_nodes(node))
+        else:
+            for child in ast.iter_child_nodes(node):  # not by `_all`: deep texts need every frame
+                self._look(child)
+
+    def _function(self, node: Function) -> None:
+        body: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
+        own = {argument.arg for argument in _arguments(node)} | bindings(body, self._steps) | type_parameters(node)
+        declared = set() if isinstance(node, ast.Lambda) else _declared(node.body, self._steps)
+        with self._in_class(()), self._binding(own - declared), self._hiding(declared):
+            self._all(body)
+
+    def _class(self, node: ast.ClassDef) -> None:
+        own = bindings(node.body, self._steps)
+        with self._in_class(own), self._binding({"__class__"} | type_parameters(node)):
+            self._all(node.body)
+
+    @contextmanager
+    def _binding(self, names: set[str]) -> Iterator[None]:
+        self._steps.take(len(names))
+        self._bound.update(names)
+        yield
+        self._bound.subtract(names)
+
+    @contextmanager
+    def _hiding(self, names: set[str]) -> Iterator[None]:
+        """`global` goes past all functions around."""
+        hidden = {name: self._bound.pop(name, 0) for name in names}
+        yield
+        self._bound.update(hidden)
+
+    @contextmanager
+    def _in_class(self, names: Container[str]) -> Iterator[None]:
+        around, self._of_class = self._of_class, names
+        yield
+        self._of_class = around
 
 
-def _class_loads(node: ast.ClassDef, nested: frozenset[str]) -> Iterator[ast.Name]:
-    inside = nested | bindings(node.body) | type_parameters(node)
-    for statement in node.body:
-        yield from _loads(statement, inside, nested | {"__class__"} | type_parameters(node))
-
-
-def comprehension_targets(node: ast.AST) -> set[str]:
+def comprehension_targets(node: ast.AST, steps: Steps) -> set[str]:
     """`x` of `[x for x in xs]`; nothing if it is no comprehension."""
     if not isinstance(node, COMPREHENSIONS):
         return set()
-    return bindings(generator.target for generator in node.generators)
+    return bindings((generator.target for generator in node.generators), steps)

@@ -317,7 +317,19 @@ def compile_filter(machine: str = _MACHINE) -> bytes:
     """
     if machine not in NUMBERS:
         raise SeccompError(f"no system call filter for {machine!r}, only for {', '.join(NUMBERS)}")
-    code = _search(_decide_all(NUMBERS[machine]))
+    return _assembled(_search(_decide_all(NUMBERS[machine])), machine)
+
+
+def compile_allow_list(calls: Iterable[str], machine: str = _MACHINE) -> bytes:
+    """A filter that allows these calls, as far as a kernel may make them, and refuses all others: for a process of the
+    host that needs hardly any."""
+    if machine not in NUMBERS:
+        raise SeccompError(f"no system call filter for {machine!r}, only for {', '.join(NUMBERS)}")
+    answers = {NUMBERS[machine][call]: CHECKED.get(call, _ALLOW) for call in calls if call in NUMBERS[machine]}
+    return _assembled(_match(answers, otherwise=_EPERM), machine)
+
+
+def _assembled(code: Code, machine: str) -> bytes:
     if machine == "x86_64":
         # x32 shares the architecture's name but numbers its calls anew: every comparison would be wrong.
         code = _branch(_JUMP_GREATER_EQUAL, _X32_BIT, yes=_KILL, no=code)
