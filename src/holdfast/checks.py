@@ -15,6 +15,8 @@ from holdfast.mappings import shared_writable_mappings as shared_writable_mappin
 from holdfast.records import Change, Check, FileEntry, Input
 
 MAPPINGS = "shared mappings"
+UNPUBLISHED, NOT_EXECUTABLE = "unpublished", "not executable"
+"""Notes on what did not appear in a directory of the user's as the code left it (`publication`)."""
 _OF_SQLITE = "-shm"
 """How SQLite names what a database in WAL mode keeps mapped for as long as a connection is open."""
 _CLOSE_SQLITE = (
@@ -68,7 +70,7 @@ def from_mappings(found: Sequence[str]) -> list[Check]:
     ways = [_CLOSE_SQLITE] if of_sqlite else []
     ways += [_CLOSE_MAPPING] if len(of_sqlite) < len(found) else []
     why = "Such memory writes past every commit and rollback"
-    detail = f"still mapped for writing: {_few(found)}. {why}: {'; '.join(ways)}"
+    detail = f"still mapped for writing: {few(found)}. {why}: {'; '.join(ways)}"
     return [Check(name=MAPPINGS, ok=False, detail=detail)]
 
 
@@ -78,10 +80,10 @@ def from_disturbances(
     """Files that others changed in a shared directory while the run went on."""
     touched = {change.path for change in changes if change.area == "data"} | {one.path for one in inputs}
     if both := sorted(disturbed & touched):
-        detail = f"changed by somebody else while it ran: {_few(both)}. Nothing of theirs was overwritten: run it again"
+        detail = f"changed by somebody else while it ran: {few(both)}. Nothing of theirs was overwritten: run it again"
         return [Check(name="outside", ok=False, detail=_cut(detail, _MAX_DETAIL))]
     if disturbed:
-        detail = f"changed meanwhile, not by this run: {_few(sorted(disturbed))}"
+        detail = f"changed meanwhile, not by this run: {few(sorted(disturbed))}"
         return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
     return []
 
@@ -90,8 +92,8 @@ def from_strangers(strange: Sequence[str], *, lost: Sequence[str] = ()) -> list[
     """Files that the run read or replaced, and that were not what was committed; of some, that is nowhere any more."""
     if not strange:
         return []
-    detail = f"changed on the host since they were committed, by no run: {_few(strange)}"
-    detail += f"; what was committed of {_few(lost)} is lost, and no restore brings it back" if lost else ""
+    detail = f"changed on the host since they were committed, by no run: {few(strange)}"
+    detail += f"; what was committed of {few(lost)} is lost, and no restore brings it back" if lost else ""
     return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
 
 
@@ -99,7 +101,7 @@ def from_late_changes(theirs: Sequence[str]) -> list[Check]:
     """Files that others changed after they were verified, too late for a rollback."""
     if not theirs:
         return []
-    detail = f"changed by somebody else as the files appeared: {_few(sorted(theirs))}. Theirs stays, not what it wrote"
+    detail = f"changed by somebody else as the files appeared: {few(sorted(theirs))}. Theirs stays, not what it wrote"
     return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
 
 
@@ -128,7 +130,7 @@ def _output(expected: Expected, touched: Mapping[str, Change], files: Mapping[st
     written = [path for path in found if path in touched]
     empty = [path for path in written or found if files[path].bytes == 0]
     if empty:
-        return Check(name=name, ok=False, detail="it is empty" if empty == [expected.path] else f"empty: {_few(empty)}")
+        return Check(name=name, ok=False, detail="it is empty" if empty == [expected.path] else f"empty: {few(empty)}")
     return Check(name=name, ok=True, detail="" if written else "as it was before: the run did not write it")
 
 
@@ -136,7 +138,7 @@ def _why_missing(path: str, touched: Mapping[str, Change]) -> str:
     change = touched.get(path)
     if change is None:
         near = [other for other in touched if other.rpartition("/")[2] == path.rpartition("/")[2]]
-        return "it does not exist" + (f"; the run wrote {_few(near)}" if near else "")
+        return "it does not exist" + (f"; the run wrote {few(near)}" if near else "")
     if change.action == "removed":
         return "the run removed it"
     return f"it is a {change.kind}, not a regular file"
@@ -153,7 +155,7 @@ def _forecast(forecast: Sequence[str], touched: Mapping[str, Change], *, declare
     announced = foreseen.union(*(matching(one.path, written) for one in declared))
     missing = [pattern for pattern in forecast if not _meant(pattern, touched)]
     unexpected = [path for path in written if path not in announced]
-    notes = [f"{label}: {_few(paths)}" for label, paths in (("missing", missing), ("unexpected", unexpected)) if paths]
+    notes = [f"{label}: {few(paths)}" for label, paths in (("missing", missing), ("unexpected", unexpected)) if paths]
     return [Check(name="forecast", ok=True, detail=_cut("; ".join(notes) or "as forecast", _MAX_DETAIL))]
 
 
@@ -166,7 +168,7 @@ def _meant(pattern: str, touched: Mapping[str, Change]) -> list[str]:
 
 def _inputs(inputs: Sequence[Input], touched: Mapping[str, Change]) -> list[Check]:
     changed = [one.path for one in inputs if one.path in touched]
-    return [Check(name="inputs", ok=True, detail=f"changed by the run itself: {_few(changed)}")] if changed else []
+    return [Check(name="inputs", ok=True, detail=f"changed by the run itself: {few(changed)}")] if changed else []
 
 
 # -- words -------------------------------------------------------------------------------------------------------
@@ -176,7 +178,8 @@ def _name_of(probe: wire.Probe) -> str:
     return _cut(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}", _MAX_NAME)
 
 
-def _few(paths: Sequence[str]) -> str:
+def few(paths: Sequence[str]) -> str:
+    """The first of them, and how many more."""
     more = len(paths) - _MAX_NAMED
     return ", ".join(_cut(path, _MAX_NAME) for path in paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 

@@ -24,6 +24,8 @@
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
+    ├── ProtectedPath            a run may not write to what tools of the user's run by themselves
+    ├── UndeclaredWrite          a run wrote what none of its declared outputs covers
     ├── VerifyFailed             a chain, signature, manifest or file is not what it was
     ├── ExtraMissing             a face needs packages that are not installed
     ├── ApiKeyUnknown            no API key of that id is in this home
@@ -203,6 +205,18 @@ class FileUnknown(HoldfastError):
     """The workspace has no such file."""
 
     code = "file_unknown"
+
+
+class ProtectedPath(HoldfastError):
+    """A file of a user's directory that tools run or obey by themselves, and that the user did not name exactly."""
+
+    code = "protected_path"
+
+
+class UndeclaredWrite(HoldfastError):
+    """A write into a user's directory that no declared output covers."""
+
+    code = "undeclared_write"
 
 
 class VerifyFailed(HoldfastError):

@@ -76,6 +76,11 @@ def inputs(declared: Sequence[PathLike] | None) -> list[str]:
     return _paths(_several(declared, what="inputs"))
 
 
+def patterns(declared: Sequence[PathLike] | None, *, what: str) -> list[str]:
+    """Files and patterns, as `inputs` reads them."""
+    return _paths(_several(declared, what=what))
+
+
 def asserts(declared: Sequence[str] | None) -> list[str]:
     """
     >>> asserts(["len(df) > 0"])

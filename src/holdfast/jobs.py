@@ -19,17 +19,19 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import durable, expectations, inputs, once, stated, underway, verbs
+from holdfast import checks, durable, expectations, inputs, once, stated, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
+from holdfast.errors import InvalidSetting
 from holdfast.facts import facts_of
 from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
+from holdfast.publication import Publication, Undeclared, admits
 from holdfast.receipts import facts_in, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
 from holdfast.requests import RunRequest, refuse_nonsense
@@ -58,6 +60,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     allowed: AllowList = NOBODY
     """Whom it may reach."""
     env: str | Path | None = None
+    undeclared: Undeclared = "refuse"
+    executable: list[str] = []
+    """Files and patterns that may be executable."""
     force: bool = False
     """Also where the directory already is what it made."""
 
@@ -98,15 +103,19 @@ class OpenJob:
         environment = await self._service.environment(self._job.env, report)
         same = msgspec.structs.replace(_identity(self._job), environment=environment.fingerprint)
         manifest = self._books.state.manifest_sha256
-        run = await self._books.read(lambda store: _same_run(store, self._books.session, same, manifest))
+        terms = self._new_request().publication
+        run = await self._books.read(lambda store: _same_run(store, self._books.session, same, manifest, terms))
         if run is None:
             return None
         await self._claim(run.id)
         return msgspec.structs.replace(run, ckpt=str(self._books.state.ckpt()), replayed=True)
 
+    def _new_request(self) -> RunRequest:
+        job = self._job
+        return _as_job(verbs.new_request(job.code, job.options, timeout_s=job.limits.timeout_s), job)
+
     async def _claim(self, run: str) -> None:
-        request = verbs.new_request(self._job.code, self._job.options, timeout_s=self._job.limits.timeout_s)
-        request = msgspec.structs.replace(request, script=self._job.script)
+        request = self._new_request()
         if request.key is None:
             return
         refuse_nonsense(request, self._job.limits)
@@ -129,7 +138,7 @@ class OpenJob:
             self._books, limits=job.limits, allowed=job.allowed, env=job.env, report=report
         )
         request = verbs.request(session, job.code, job.options, timeout_s=job.limits.timeout_s)
-        card = await verbs.plan(session, msgspec.structs.replace(request, script=job.script))
+        card = await verbs.plan(session, _as_job(request, job))
         session.single_use = True
         self._session, self._request = session, session.plans[card.run]
         return card
@@ -153,6 +162,11 @@ class OpenJob:
         if self._books.halted or not self._books.open:
             underway.leave(home.parent, home.path.parent)
         await self._service.close()
+
+
+def _as_job(request: RunRequest, job: Job) -> RunRequest:
+    executable = expectations.patterns(job.executable, what="executable")
+    return msgspec.structs.replace(request, script=job.script, undeclared=job.undeclared, executable=executable)
 
 
 async def open_job(directory: Path, job: Job, *, settings: Settings) -> OpenJob:
@@ -268,15 +282,26 @@ def _identity(job: Job) -> _Identity:
     return _Identity(code_sha256=hashlib.sha256(job.code.encode()).hexdigest(), arguments=job.script.arguments)
 
 
-def _same_run(store: Store, session: str, wanted: _Identity, manifest: str) -> Run | None:
+def _same_run(store: Store, session: str, wanted: _Identity, manifest: str, terms: Publication) -> Run | None:
     for row in store.versions(session, limit=_LOOKED_BACK):
         if row.manifest_sha256 == manifest and _identity_of(store, row.run) == wanted:
             body, sealed = store.result(row.run), store.receipt(row.run)
             run = once.decode(body) if body is not None else None
             # What a run saved before it failed is a version of that run too; the run itself is still to be done.
-            if run is not None and run.status in ("committed", "kept") and sealed:
+            if run is not None and run.status in ("committed", "kept") and sealed and _published_the_same(run, terms):
                 return msgspec.structs.replace(run, receipt=receipt(sealed[-1].envelope))
     return None
+
+
+def _published_the_same(run: Run, terms: Publication) -> bool:
+    """Whether on these terms as much of it would have been published as there was."""
+    card = run.card
+    if (card.outputs, card.undeclared or terms.undeclared, card.executable) == (
+        terms.outputs, terms.undeclared, terms.executable,
+    ):  # fmt: skip
+        return True
+    left_out = any(check.name in (checks.UNPUBLISHED, checks.NOT_EXECUTABLE) for check in run.checks)
+    return not left_out and card.executable == terms.executable and admits(run.outputs, terms)
 
 
 def _identity_of(store: Store, run: str) -> _Identity | None:

@@ -51,6 +51,8 @@ def plan(
         },
         environment=environment,
         arguments=request.script.arguments if request.script else [],
+        undeclared=request.undeclared if request.outputs and books.workspace.shared is not None else "",
+        executable=request.executable,
     )  # fmt: skip
 
 

@@ -124,6 +124,10 @@ class RunCard(Noun, frozen=True, kw_only=True):
     """Fingerprint of the guests' Python environment."""
     arguments: list[str] = []
     """Of a script: what its `sys.argv` holds behind its name."""
+    undeclared: str = ""
+    """In a directory of the user's, where outputs are declared: what becomes of writes that none covers."""
+    executable: list[str] = []
+    """In a directory of the user's: files and patterns that may be executable."""
 
 
 # -- the journal's records, in the order of a run (`protocol.NEXT`) ----------------------------------------------

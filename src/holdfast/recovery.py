@@ -27,6 +27,10 @@ _ADVICE = {
     "exception": Step(action="change", why="fix the code and run it again"),
     "syntax": Step(action="change", why="fix the syntax and run it again; nothing was started"),
     "verification": Step(action="change", why="mend what the check names, and run it again"),
+    "protected_path": Step(action="change", why="write elsewhere, or name each such file exactly with --out"),
+    "undeclared_write": Step(
+        action="change", why="declare what it writes with --out, or choose --undeclared drop or keep"
+    ),
     "timeout": Step(action="change", why="do less in one run, or give it more time"),
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),

@@ -10,6 +10,7 @@ from holdfast.errors import InvalidSetting
 from holdfast.expectations import Expected
 from holdfast.kernel import wire
 from holdfast.model import Mode, Preflight
+from holdfast.publication import Publication, Undeclared
 
 _TEXT_BYTES = 64
 """What a text costs beside its characters."""
@@ -36,14 +37,26 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool = False
     script: wire.Script | None = None
     """It is a file that is run, and not a cell."""
+    undeclared: Undeclared = "refuse"
+    """In a directory of the user's: what becomes of writes that no output covers, where outputs are declared."""
+    executable: list[str] = []
+    """In a directory of the user's: files and patterns that may be executable."""
     run: str = ""
     """The id of a plan that was made before."""
+
+    @property
+    def publication(self) -> Publication:
+        """What may appear in a directory of the user's."""
+        outputs = [expected.path for expected in self.outputs]
+        return Publication(outputs=outputs, undeclared=self.undeclared, executable=self.executable)
 
     def digest(self) -> str:
         """Of all that makes two requests with one key the same: inputs by name, not by what is in them."""
         outputs = [msgspec.json.encode(expected).decode() for expected in self.outputs]
         same = [self.kind, self.code, *self.inputs, "", *outputs, "", *self.asserts]
         same += ["", self.script.file, *self.script.arguments] if self.script else []
+        if self.undeclared != "refuse" or self.executable:
+            same += ["", self.undeclared, *self.executable]
         return hashlib.sha256(msgspec.msgpack.encode(same)).hexdigest()
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast import checks as checking
+from holdfast import publication
+from holdfast.errors import ProtectedPath
 from holdfast.executions import Aftermath, Execution
-from holdfast.model import MemoryCap, Run, RunError
+from holdfast.model import ErrorCode, MemoryCap, Run, RunError
 from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 
@@ -113,6 +115,9 @@ def in_data(changes: list[Change]) -> list[Change]:
 
 
 def verification_error(checks: list[Check]) -> RunError:
+    if (refusal := publication.reason(checks)) is not None:
+        code: ErrorCode = "protected_path" if isinstance(refusal, ProtectedPath) else "undeclared_write"
+        return RunError(code=code, name=type(refusal).__name__, message=refusal.message, hint=refusal.hint)
     mapped = any(check.name == checking.MAPPINGS and not check.ok for check in checks)
     way = "close what is still mapped" if mapped else "declare what the code really makes, or make the code do it"
     return RunError(

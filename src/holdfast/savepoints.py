@@ -17,8 +17,9 @@ from holdfast.faults import crashpoint
 from holdfast.kernel import wire
 from holdfast.kernel.saves import IsOver
 from holdfast.notes import Notes
+from holdfast.publication import Publication, refuse_to_save, saved_mode
 from holdfast.records import Saved, SavedFile
-from holdfast.resources.descent import open_file, published_mode
+from holdfast.resources.descent import open_file
 from holdfast.resources.saved import replacing
 from holdfast.retention import wanted
 
@@ -29,13 +30,14 @@ _MOST_SAVES = 10_000
 class Savepoints:
     """What one run has saved."""
 
-    def __init__(self, books: Books, computer: Computer, notes: Notes, *, run: str) -> None:
+    def __init__(self, books: Books, computer: Computer, notes: Notes, *, run: str, publication: Publication) -> None:
         self.steps: list[str] = []
         self.paths: list[str] = []
         self._books = books
         self._computer = computer
         self._run = run
         self._notes = notes
+        self._publication = publication
         self._refused = ""
         self._bytes = 0
 
@@ -75,6 +77,9 @@ class Savepoints:
     def _keep(self, path: str, is_over: IsOver) -> SavedFile:
         if paths.to_text(paths.to_bytes(path)) != path:
             raise ValueError(f"{path!r} is no path")
+        shared = self._books.workspace.shared is not None
+        if shared:
+            refuse_to_save(path, self._publication)
         with os.fdopen(self._open(path), "rb") as source:
             status = os.fstat(source.fileno())
             size = status.st_size  # and not its blocks: holes are read and hashed as well
@@ -83,9 +88,9 @@ class Savepoints:
                 raise ValueError("the run has saved more than the session's disk may hold")
             sha256, size = self._books.blobs.put_stream(_AsOpened(source, size, is_over))
             self._books.grown = True
-        shared = self._books.workspace.shared is not None
-        mode = published_mode(status) if shared else stat.S_IMODE(status.st_mode)
-        return replacing(SavedFile(path=path, sha256=sha256, bytes=size, mode=mode), self._books.workspace.files)
+        mode, files = stat.S_IMODE(status.st_mode), self._books.workspace.files
+        mode = saved_mode(path, mode, self._publication, files) if shared else mode
+        return replacing(SavedFile(path=path, sha256=sha256, bytes=size, mode=mode), files)
 
     def _open(self, path: str) -> int:
         """As the cell sees it: in its layer, or below it."""

@@ -79,7 +79,7 @@ class _Transaction:
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
         notes = Notes(self.books, recall=self.plan.recall)
-        self.saves = Savepoints(self.books, computer, notes, run=self.id)
+        self.saves = Savepoints(self.books, computer, notes, run=self.id, publication=request.publication)
         self.departures = Departures(notes, self.id, planned=self.plan.noted.wait, before=attempt.may_have_happened)
         self.undone: list[str] = []
         """Files that a rollback took back."""
@@ -290,7 +290,7 @@ class _Transaction:
         stage = self.computer.staging.path
         kept = databases(stage, changes) if not self.session.single_use else frozenset()
         let_go(stage, changes, but=kept)
-        self.computer.workspace.hand_over(self.computer.staging.name)
+        self.computer.workspace.hand_over(self.computer.staging.name, changes)
         prepare(stage, changes)
         write_manifest(self.books, after)  # if there is no room for it, that is known while there is a way back
         return kept

@@ -19,6 +19,7 @@ from holdfast.departures import Departures
 from holdfast.executions import Execution
 from holdfast.inputs import changed_on_host, named
 from holdfast.paths import to_bytes, to_text
+from holdfast.publication import judge
 from holdfast.records import Change, Check, FileEntry, RunCard
 from holdfast.requests import RunRequest
 from holdfast.resources.descent import Cursor, Parts
@@ -82,8 +83,12 @@ async def verify(
         changes = await changes_of(books, computer, within_s=within_s)
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
+    told: list[Check] = []
+    if books.workspace.shared is not None:
+        judged = await books.in_thread(lambda: judge(changes, request.publication, books.workspace.files))
+        changes, told = judged.changes, judged.checks
     found = await _compared(books, request, card, changes)
-    return msgspec.structs.replace(found, changes=changes, checks=[*mapped, *found.checks, *probed])
+    return msgspec.structs.replace(found, changes=changes, checks=[*mapped, *found.checks, *probed, *told])
 
 
 async def _compared(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> Verdict:

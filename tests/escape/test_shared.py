@@ -166,7 +166,7 @@ def test_nothing_that_a_job_leaves_runs_as_the_directorys_owner(run_job: RunJob,
     assert {name: oct(status.st_mode & 0o6000) for name, status in published.items() if status.st_mode & 0o6000} == {}
     assert published["new"].st_uid == directory.stat().st_uid
     assert (directory / "group").stat().st_mode & 0o7777 == 0o2775
-    assert {oct(change.mode) for change in run.outputs} == {"0o755"}
+    assert {oct(change.mode) for change in run.outputs} == {"0o644"}
 
 
 def test_a_directory_that_is_put_in_its_place_is_neither_shown_nor_written_to(run_job: RunJob, directory: Path) -> None:

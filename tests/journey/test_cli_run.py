@@ -105,7 +105,9 @@ def test_a_job_whose_words_nobody_reads_runs_and_commits_all_the_same(home: Path
 def test_a_job_changes_the_directory_all_at_once_and_only_once(holdfast: Holdfast, directory: Path) -> None:
     job(directory, JOB)
 
-    done = holdfast("run", "job.py", "2024", "--in", "tides.csv", "--out", "out/*.txt", "--", "--fast")
+    done = holdfast(
+        "run", "job.py", "2024", "--in", "tides.csv", "--out", "out/*.txt", "--undeclared", "keep", "--", "--fast"
+    )
     again = holdfast("run", "job.py", "2024", "--fast", "--json", "--", "--fast")
     repeated = holdfast("run", "job.py", "2024", "--", "--fast")
     forced = holdfast("run", "job.py", "2024", "--force", "--json", "--", "--fast")

@@ -28,6 +28,7 @@ from holdfast.cli.options import (
     Resume,
     Save,
     Timeout,
+    UndeclaredWrites,
     Undo,
     Versions,
     read_source,
@@ -123,7 +124,25 @@ def run(
     ] = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--out", help="A file or pattern that must be there, and not be empty.", metavar="PATTERN"),
+        typer.Option(
+            "--out",
+            help="A file or pattern that must be there, and not be empty. What is not named is not written: see "
+            "[b]--undeclared[/b].",
+            metavar="PATTERN",
+        ),
+    ] = None,
+    undeclared: Annotated[
+        UndeclaredWrites,
+        typer.Option(
+            help="Writes that no [b]--out[/b] covers: [b]refuse[/b] rolls the run back, so that nothing appears or is "
+            "lost unexpectedly; [b]drop[/b] leaves them unpublished; [b]keep[/b] publishes them."
+        ),
+    ] = UndeclaredWrites.refuse,
+    executable: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A file or pattern that may get an executable bit. Nothing else new has one.", metavar="PATTERN"
+        ),
     ] = None,
     workspace: Annotated[
         Path,
@@ -149,6 +168,9 @@ def run(
     It reads the directory as it is. What it writes is staged, verified, and then appears all at once, with a signed
     receipt; if it fails, the directory is untouched. Run again where nothing has changed, it does nothing.
 
+    Files that your tools run by themselves ([b].git[/b], [b].envrc[/b], [b].vscode[/b], [b]*.pth[/b] and more:
+    docs/run.md) appear only if [b]--out[/b] names each exactly. Otherwise the run is rolled back.
+
     What the file prints goes to stdout. The Run Card before it, and after it the outcome (files with SHA-256, the CKPT,
     the receipt, and what to do next if it failed), go to stderr. Receipts and journal are in [b].holdfast[/b].
 
@@ -168,7 +190,7 @@ def run(
         asked = Asked(
             file=file, workspace=workspace, settings=settings, limits=limits, arguments=arguments or [], env=env,
             options={"inputs": inputs or [], "outputs": outputs or [], "key": key, "rehearse": rehearse},
-            egress=egress or [], force=force, as_json=as_json,
+            egress=egress or [], undeclared=undeclared.value, executable=executable or [], force=force, as_json=as_json,
         )  # fmt: skip
         raise typer.Exit(run_file(asked))
 

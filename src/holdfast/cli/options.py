@@ -28,6 +28,12 @@ class MemoryCap(StrEnum):
     watchdog = "watchdog"
 
 
+class UndeclaredWrites(StrEnum):
+    refuse = "refuse"
+    drop = "drop"
+    keep = "keep"
+
+
 def _checked(parse: Callable[[str], object]) -> Callable[[str], str]:
     def check(value: str) -> str:
         try:

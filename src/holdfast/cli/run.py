@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast import cards, ckpt, engine, jobs, scripts
 from holdfast.blocking import watched
+from holdfast.checks import NOT_EXECUTABLE, UNPUBLISHED
 from holdfast.cli.interrupting import Stop, interrupting
 from holdfast.cli.progress import rich_report
 from holdfast.cli.screen import Screen, in_short
@@ -20,12 +21,15 @@ from holdfast.egress.allowed import AllowList
 from holdfast.errors import InvalidSetting
 from holdfast.jobs import Job, OpenJob
 from holdfast.model import Run
+from holdfast.publication import Undeclared
 from holdfast.records import Change
 from holdfast.verbs import RunOptions
 from holdfast.watching import deliverer
 
 _MOST_FILES = 100
 _MOST_NAMED = 5
+_NOTED = ("outside", UNPUBLISHED, NOT_EXECUTABLE)
+"""Checks of which a note is of use to a person."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions = {}
     egress: list[str] = []
     env: str | None = None
+    undeclared: Undeclared = "refuse"
+    executable: list[str] = []
     force: bool = False
     as_json: bool = False
 
@@ -49,7 +55,7 @@ def run_file(asked: Asked) -> int:
     code, script = scripts.read(asked.file, workspace=directory, arguments=asked.arguments)
     job = Job(
         code=code, script=script, options=asked.options, limits=asked.limits, allowed=AllowList.parse(asked.egress),
-        env=asked.env, force=asked.force,
+        env=asked.env, undeclared=asked.undeclared, executable=asked.executable, force=asked.force,
     )  # fmt: skip
     opened = engine.wait(lambda: jobs.open_job(directory, job, settings=asked.settings))
     try:
@@ -146,11 +152,12 @@ def _outcome(run: Run) -> Iterator[str]:
     yield from in_short("egress", run.egress)
     if run.recovery is None:  # which has it
         yield from in_short("earlier", run.may_have_happened)
-    yield from (f"note     {check.detail}" for check in run.checks if check.name == "outside" and check.ok)
+    yield from (f"note     {check.detail}" for check in run.checks if check.name in _NOTED and check.ok)
     yield f"state    {run.ckpt}"
     if run.receipt is not None:
         yield f"receipt  {run.receipt.number} · sha256 {run.receipt.sha256}"
     if run.status == "rehearsed":
+        yield from (f"fails    {check.name}: {check.detail}" for check in run.checks if not check.ok)
         yield "the directory is as it was: this was a rehearsal"
     if run.recovery is not None:
         yield run.recovery.text

@@ -25,8 +25,9 @@ from pathlib import Path
 from holdfast import durable
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.faults import crashpoint
+from holdfast.records import Change
 from holdfast.resources.census import Census
-from holdfast.resources.descent import Cursor, Identity, Owner, Tree, chmod, owner_of, published_mode
+from holdfast.resources.descent import Cursor, Identity, Owner, Parts, Tree, chmod, look, owner_of, parts_of
 from holdfast.resources.intact import Intact
 from holdfast.resources.measuring import Usage, measure, plus, unlinked_bytes
 from holdfast.sandbox.mounts import DIRECTORIES
@@ -125,9 +126,9 @@ class Workspace:
             for area in ("tmp", "home"):
                 _make_area(work / area, area, self._guest)
 
-    def hand_over(self, name: str) -> None:
+    def hand_over(self, name: str, changes: Iterable[Change]) -> None:
         """Give what the guest has staged to the owner of the directory that it is for: what is the guest's here is
-        his there. But nothing that whoever starts it would run as him (`published_mode`). All is frozen."""
+        his there. No file has more rights than its change says (`publication`). All is frozen."""
         if self.shared is None:
             return
         owner = owner_of(self.shared.stat())
@@ -138,8 +139,9 @@ class Workspace:
                 ids = [to if found == self._guest else -1 for found, to in zip(owner_of(status), owner, strict=True)]
                 if ids != [-1, -1]:
                     os.chown(parts[-1], *ids, dir_fd=cursor.fd, follow_symlinks=False)
-                if (mode := published_mode(status)) != stat.S_IMODE(status.st_mode):
-                    chmod(parts[-1], mode, dir_fd=cursor.fd)
+            for change in changes:
+                if change.kind == "file" and change.action != "removed":
+                    _take_rights(cursor, parts_of(change), but=change.mode)
 
     def stage_path(self, name: str) -> Path:
         """The upper layer of a stage."""
@@ -194,6 +196,13 @@ class Workspace:
         crashpoint("remove.moved")
         remove_tree(self.path.with_name(gone))
         crashpoint("remove.emptied")
+
+
+def _take_rights(cursor: Cursor, parts: Parts, *, but: int) -> None:
+    """Of a file with several names, only the rights stay that each of them may have."""
+    status = look(parts[-1], dir_fd=cursor.fd) if cursor.go(parts[:-1]) else None
+    if status is not None and stat.S_ISREG(status.st_mode) and (mode := stat.S_IMODE(status.st_mode)) & ~but:
+        chmod(parts[-1], mode & but, dir_fd=cursor.fd)
 
 
 def refuse_foreign(directory: Path) -> None:
