@@ -29,9 +29,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     real = hashing._digest_and_close
 
-    def digest(file: int) -> hashing.Digest:
+    def digest(file: int, until: float) -> hashing.Digest:
         read.append(os.fstat(file).st_ino)
-        return real(file)
+        return real(file, until)
 
     monkeypatch.setattr(hashing, "_digest_and_close", digest)
     return read

@@ -46,6 +46,8 @@ STATUSES = {
     "ckpt_unknown": 404,
     "file_unknown": 404,
     "verify_failed": 409,
+    "protected_path": 403,
+    "undeclared_write": 409,
     "extra_missing": 501,
     "api_key_unknown": 404,
     "too_many_sessions": 429,
