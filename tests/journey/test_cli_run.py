@@ -311,6 +311,26 @@ concurrent.futures.ThreadPoolExecutor().submit(write, "pool.txt")
     assert {path.name for path in directory.glob("*.txt")} == {"atexit.txt", "thread.txt", "pool.txt", "old.txt"}
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pool_of_a_script_finds_the_functions_of_the_script(holdfast: Holdfast, directory: Path, method: str) -> None:
+    job(
+        directory,
+        f"""
+import multiprocessing
+def double(number):
+    return 2 * number
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(1) as pool:
+        print(pool.map(double, [4]))
+""",
+    )
+
+    done = holdfast("run", "job.py", "--json")
+
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["stdout"] == "[8]\n"
+
+
 def test_what_somebody_else_changes_meanwhile_is_not_overwritten(home: Path, directory: Path) -> None:
     job(
         directory,

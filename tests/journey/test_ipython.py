@@ -87,6 +87,20 @@ def test_main_is_the_namespace_of_the_cells(session: Session) -> None:
     assert session.run("import __main__; __name__, __main__.x").text == "('__main__', 5)"
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("before", ["", "%reset -f\n"])
+def test_processes_start_by_every_method_in_a_cell(session: Session, method: str, before: str) -> None:
+    session.run(before)
+    code = (
+        f"import math, multiprocessing\nwith multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "    print(pool.map(math.sqrt, [4]), __spec__, __loader__, __package__)\ndel pool"
+    )
+
+    for run in (session.run(code), session.run(code)):  # the second finds the helpers of the first ended
+        assert (run.error, run.stdout) == (None, "[2.0] None None None\n")
+        assert "died unexpectedly" not in run.stderr
+
+
 def test_what_a_cell_defines_can_be_pickled_by_the_next(session: Session) -> None:
     session.run("import dataclasses\n@dataclasses.dataclass\nclass P:\n    a: int")
 

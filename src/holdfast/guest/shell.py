@@ -93,6 +93,11 @@ class GuestShell(InteractiveShell):
         self.history_manager = GuestHistory(shell=self, parent=self)
         self.configurables.append(self.history_manager)
 
+    def init_user_ns(self) -> None:
+        """IPython's names, and those that Python gives `__main__`: `multiprocessing` reads them. `%reset` keeps them."""
+        super().init_user_ns()
+        self.user_ns.update(__spec__=None, __loader__=None, __package__=None, __doc__=None)
+
     def enable_gui(self, gui: str | None = None) -> None:
         pass
 
@@ -315,6 +320,8 @@ def make_shell() -> GuestShell:
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
     warnings.filterwarnings("ignore", message="To exit: use")
+    # The host ends it after each run, as it ends every process; `multiprocessing` starts another.
+    warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input
     getpass.getpass = refuse_input
