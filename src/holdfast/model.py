@@ -165,7 +165,7 @@ class Run(Noun, frozen=True, kw_only=True):
     count: int
     """IPython's execution count, as in `Out[count]`."""
     exit_code: int | None
-    """Of a command."""
+    """Of a command, and of a cell that ended itself by `sys.exit()` or `raise SystemExit`; None for all others."""
     text: str | None
     """text/plain of the last expression."""
     stdout: str

@@ -290,6 +290,15 @@ def notebook(*cells: str) -> str:
     return json.dumps({"cells": [text, *told], "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4})
 
 
+def test_a_notebook_ends_well_at_an_exit(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, notebook("import sys; open('one', 'w')", "sys.exit(0)", "open('two', 'w')"), "job.ipynb")
+
+    done = holdfast("run", "job.ipynb", "--json")
+
+    assert done.returncode == 0, done.stdout
+    assert [change["path"] for change in json.loads(done.stdout)["outputs"]] == ["one"]
+
+
 def test_threads_and_exit_handlers_end_as_in_a_process(holdfast: Holdfast, directory: Path) -> None:
     job(
         directory,

@@ -466,9 +466,20 @@ def test_exit_ends_nothing_but_the_cell(session: Session, code: str) -> None:
     session.run("x = 5")
     run = session.run(f"{code}\nx = 6" if code != "exit" else "exit")
 
-    assert (run.status, run.error, run.memory) == ("committed", None, "kept")
+    assert (run.status, run.error, run.memory, run.exit_code) == ("committed", None, "kept", 0)
     assert session.run("x").text == "5"
+    assert session.run("x").exit_code is None
     assert session.generation == 1
+
+
+@pytest.mark.parametrize("code", ["exit()", "import sys; sys.exit(0)", "raise SystemExit"])
+def test_exit_is_an_error_in_a_notebook_and_keeps_what_the_cell_did(notebook: Session, code: str) -> None:
+    run = notebook.run(f"x = 5\n{code}\nx = 6")
+
+    assert run.error is not None
+    assert (run.status, run.error.code, run.error.name, run.exit_code) == ("kept", "exception", "SystemExit", 0)
+    assert run.error.message in ("", "0")
+    assert notebook.run("x").text == "5"
 
 
 @pytest.mark.parametrize(("code", "message"), [("import sys; sys.exit(3)", "3"), ("raise SystemExit('why')", "why")])
@@ -477,6 +488,7 @@ def test_exit_with_a_code_is_an_error_of_the_cell_alone(session: Session, code: 
 
     assert run.error is not None
     assert (run.error.code, run.error.name, run.error.message) == ("exception", "SystemExit", message)
+    assert run.exit_code == (3 if message == "3" else 1)
     assert (run.memory, session.generation) == ("restored", 1)
 
 

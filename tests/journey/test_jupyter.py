@@ -555,6 +555,19 @@ def test_papermill_runs_one_with_parameters(home: Path, tmp_path: Path) -> None:
     assert left_behind(home) == []
 
 
+def test_papermill_stops_at_an_exit_with_success(home: Path, tmp_path: Path) -> None:
+    cells = a_notebook("import sys; sys.exit(0)", "print('not reached')")
+    cells.metadata.kernelspec = {"name": "holdfast", "display_name": "Holdfast", "language": "python"}
+    nbformat.write(cells, tmp_path / "in.ipynb")
+
+    done = papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"), progress_bar=False)
+
+    (error,) = done.cells[0].outputs
+    assert (error.output_type, error.ename, error.evalue) == ("error", "SystemExit", "0")
+    assert done.cells[1].outputs == []
+    end_server(home)
+
+
 # -- how it begins and ends --------------------------------------------------------------------------------------
 
 

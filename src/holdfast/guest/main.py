@@ -124,13 +124,14 @@ class Guest:
         return self._finished(
             request.turn,
             count=self._shell.execution_count - 1,
+            exit_code=self._shell.exit_code,
             threads=_living_threads(),
             result=self._shell.take_result(),
         )
 
     def _run(self, request: wire.Execute) -> wire.Raised | None:
         if request.script is None:
-            return self._shell.execute(request.code, silent=request.silent)
+            return self._shell.execute(request.code, silent=request.silent, exit_is_error=request.exit_is_error)
         return scripts.run(self._shell, request.code, request.script)
 
     def _finished(self, turn: int, **facts: Any) -> wire.Finished:

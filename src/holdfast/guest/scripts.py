@@ -49,6 +49,8 @@ def _run_cells(shell: GuestShell, cells: list[str]) -> wire.Raised | None:
                 traceback=f"In {where}:\n{raised.traceback}",
                 kind=raised.kind if number == 1 else "exception",  # "syntax" says that nothing was started
             )
+        if shell.exit_code is not None:  # 0: the notebook ends well here
+            break
     return _told(_exit)
 
 

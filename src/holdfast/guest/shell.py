@@ -35,6 +35,8 @@ _DEEP = 200
 _SMALL_BYTES = 32 << 10
 _INPUTS_NAMED = 200
 """How many cells' texts have a name (`_i7`); `In` has them all. A namespace that only grows makes each cell slower."""
+_EXCEPTION_ONLY = "An exception has occurred, use %tb to see the full traceback.\n"
+"""IPython's own words."""
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
 """What `compile` raises; a NUL in the code is a ValueError before Python 3.11.4."""
 T = TypeVar("T")
@@ -77,6 +79,8 @@ class GuestShell(InteractiveShell):
         self._results: list[wire.Shown] = []
         """At most one, that has not been sent yet."""
         self._depth = 0
+        self.exit_code: int | None = None
+        """With which the last cell ended itself, as the exit code of a process would be; None if it did not."""
         super().__init__(**settings)
         self.transformers = PlainTransformers()
         self.input_transformer_manager = self.transformers
@@ -94,7 +98,7 @@ class GuestShell(InteractiveShell):
         self.configurables.append(self.history_manager)
 
     def init_user_ns(self) -> None:
-        """IPython's names, and those that Python gives `__main__`: `multiprocessing` reads them. `%reset` keeps them."""
+        """IPython's names, and those of every `__main__`: `multiprocessing` reads them, after `%reset` too."""
         super().init_user_ns()
         self.user_ns.update(__spec__=None, __loader__=None, __package__=None, __doc__=None)
 
@@ -137,7 +141,7 @@ class GuestShell(InteractiveShell):
         elif isinstance(error, SyntaxError) and not running_compiled_code:
             self.showsyntaxerror(filename)
         elif exception_only:
-            self._showtraceback(kind, error, [_summary(error)])
+            self._showtraceback(kind, error, [_EXCEPTION_ONLY, f"{_summary(error)}\n"])
         else:
             self._showtraceback(kind, error, self._render(kind, error, trace, tb_offset))
 
@@ -201,9 +205,10 @@ class GuestShell(InteractiveShell):
         except IndexError:
             return None
 
-    def execute(self, code: str, *, silent: bool = False) -> wire.Raised | None:
+    def execute(self, code: str, *, silent: bool = False, exit_is_error: bool = False) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
         self.shown.clear()
+        self.exit_code = None
         self.user_ns.pop(f"_i{self.execution_count - _INPUTS_NAMED}", None)
         result = self.run_cell(code, store_history=not silent, silent=silent)
         self._end_script_thread()
@@ -213,7 +218,9 @@ class GuestShell(InteractiveShell):
             if shown is not error:  # %tb, or a hook that failed after the cell
                 print(raised.traceback, file=sys.stderr)
         self.shown.clear()
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if isinstance(error, SystemExit):
+            self.exit_code = _exit_code(error)
+        if error is None or (self.exit_code == 0 and not exit_is_error):
             return None
         if not own:
             self._showtraceback(type(error), error, [_summary(error)])
@@ -367,6 +374,13 @@ def _message(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error)}"
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As Python would leave a process."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _is_deep(trace: TracebackType | None) -> bool:

@@ -149,6 +149,8 @@ class Execute(Message, frozen=True):
     stdin: bool = False
     silent: bool = False
     """Not counted, not in the history, and its value is not shown."""
+    exit_is_error: bool = False
+    """In a notebook `sys.exit()` is an exception like any other. Elsewhere exit code 0 ends the cell well."""
 
 
 class Shell(Message, frozen=True):
