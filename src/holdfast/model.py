@@ -110,6 +110,14 @@ class Recovery(Noun, frozen=True, kw_only=True):
     """All of it in a few lines, for people and models."""
 
 
+class NextInput(Noun, frozen=True):
+    """Text that a cell offers for the next one, as `%load` and `set_next_input` do."""
+
+    text: str
+    replace: bool = False
+    """It takes the place of the cell that ran."""
+
+
 class Run(Noun, frozen=True, kw_only=True):
     """What one run did."""
 
@@ -168,6 +176,7 @@ class Run(Noun, frozen=True, kw_only=True):
     """Of a command, and of a cell that ended itself by `sys.exit()` or `raise SystemExit`; None for all others."""
     text: str | None
     """text/plain of the last expression."""
+    next_input: NextInput | None = None
     stdout: str
     stderr: str
     dropped_bytes: int

@@ -441,6 +441,28 @@ def test_a_question_can_be_interrupted_and_a_late_answer_answers_nothing(noteboo
     assert notebook.outputs(again)[-1]["content"]["data"]["text/plain"] == "(1, 'in time')"
 
 
+def test_a_value_that_cannot_be_shown_is_an_error_that_names_it(notebook: Notebook) -> None:
+    notebook.run("class Broken:\n    def __repr__(self): raise ValueError('no')\nbroken = Broken()")
+    reply, outputs = notebook.run("broken")
+
+    (error,) = [output["content"] for output in outputs if output["msg_type"] == "error"]
+    assert (reply["content"]["status"], error["ename"], error["evalue"]) == ("error", "ValueError", "no")
+    assert "the variable `broken`, of type Broken" in "\n".join(error["traceback"])
+
+
+def test_text_for_the_next_cell_is_in_the_payload(notebook: Notebook) -> None:
+    reply, _ = notebook.run("get_ipython().set_next_input('x = 1', replace=True)")
+
+    assert reply["content"]["payload"] == [{"source": "set_next_input", "text": "x = 1", "replace": True}]
+
+
+def test_a_cell_that_does_not_parse_is_counted(notebook: Notebook) -> None:
+    counts = [notebook.run(code)[0]["content"]["execution_count"] for code in ("1", "x = =", "1")]
+
+    assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
+    assert notebook.value("In[-3:-1]") == "['x = =', '1']"
+
+
 def test_where_nobody_can_answer_input_says_so(notebook: Notebook) -> None:
     reply, _ = notebook.run("input('Name? ')", allow_stdin=False)
 

@@ -127,6 +127,7 @@ class Guest:
             exit_code=self._shell.exit_code,
             threads=_living_threads(),
             result=self._shell.take_result(),
+            next_input=self._shell.take_next_input(),
         )
 
     def _run(self, request: wire.Execute) -> wire.Raised | None:

@@ -8,11 +8,13 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import msgspec
+from IPython.core import formatters
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.error import UsageError
@@ -26,6 +28,7 @@ from traitlets.config import Config
 
 from holdfast.guest import commands
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
+from holdfast.guest.namespace import type_name
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
@@ -81,6 +84,10 @@ class GuestShell(InteractiveShell):
         self._depth = 0
         self.exit_code: int | None = None
         """With which the last cell ended itself, as the exit code of a process would be; None if it did not."""
+        self._next_input: wire.NextInput | None = None
+        self._shows_value = False
+        self._not_shown: wire.Raised | None = None
+        """What the value of the last cell's last expression raised when it was to be shown."""
         super().__init__(**settings)
         self.transformers = PlainTransformers()
         self.input_transformer_manager = self.transformers
@@ -136,6 +143,7 @@ class GuestShell(InteractiveShell):
         except ValueError:
             print("No traceback available to show.", file=sys.stderr)
             return
+        hint = _name_what_was_shown(error, trace, self.user_ns)
         if isinstance(error, UsageError):
             self.show_usage_error(error)
         elif isinstance(error, SyntaxError) and not running_compiled_code:
@@ -144,6 +152,12 @@ class GuestShell(InteractiveShell):
             self._showtraceback(kind, error, [_EXCEPTION_ONLY, f"{_summary(error)}\n"])
         else:
             self._showtraceback(kind, error, self._render(kind, error, trace, tb_offset))
+        if hint:
+            shown, raised = self.shown.pop()
+            raised = msgspec.structs.replace(raised, hint=hint)
+            self.shown.append((shown, raised))
+            if self._shows_value:
+                self._not_shown = self._not_shown or raised
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: Any) -> None:
         lines = stb if isinstance(stb, list) else [str(stb)]
@@ -205,22 +219,44 @@ class GuestShell(InteractiveShell):
         except IndexError:
             return None
 
+    @contextmanager
+    def showing_value(self) -> Iterator[None]:
+        """Around the looks of a value: what its own code raises there ends the cell as an error."""
+        before, self._shows_value = self._shows_value, True
+        try:
+            yield
+        finally:
+            self._shows_value = before
+
+    def set_next_input(self, s: str, replace: bool = False) -> None:
+        """Offer text for the next cell: the caller gets it with the reply. The last one counts."""
+        if len(s) > wire.MAX_NEXT_INPUT:
+            print(f"not offered as the next cell: its {len(s):,} characters are too many", file=sys.stderr)
+        else:
+            self._next_input = wire.NextInput(text=text(str(s)), replace=bool(replace))
+
+    def take_next_input(self) -> wire.NextInput | None:
+        offered, self._next_input = self._next_input, None
+        return offered
+
     def execute(self, code: str, *, silent: bool = False, exit_is_error: bool = False) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
         self.shown.clear()
-        self.exit_code = None
+        self.exit_code = self._next_input = self._not_shown = None
         self.user_ns.pop(f"_i{self.execution_count - _INPUTS_NAMED}", None)
         result = self.run_cell(code, store_history=not silent, silent=silent)
         self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
         own = [raised for shown, raised in self.shown if shown is error]
         for shown, raised in self.shown:
-            if shown is not error:  # %tb, or a hook that failed after the cell
+            if shown is not error and raised is not self._not_shown:  # %tb, or a hook that failed after the cell
                 print(raised.traceback, file=sys.stderr)
         self.shown.clear()
         if isinstance(error, SystemExit):
             self.exit_code = _exit_code(error)
-        if error is None or (self.exit_code == 0 and not exit_is_error):
+        if error is None:
+            return self._not_shown
+        if self.exit_code == 0 and not exit_is_error:
             return None
         if not own:
             self._showtraceback(type(error), error, [_summary(error)])
@@ -374,6 +410,23 @@ def _message(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error)}"
+
+
+def _name_what_was_shown(error: BaseException, trace: TracebackType | None, names: dict[str, Any]) -> str:
+    """If a value's own code failed when it was to be shown: which value, as a note on the error and as a hint."""
+    if trace is None or trace.tb_frame.f_code.co_filename != formatters.__file__:
+        return ""
+    found = trace.tb_frame.f_locals  # of the frame in which IPython catches it; there are two forms of that
+    formatter, value = ([found["self"], *found["args"]] if "self" in found else found["args"])[:2]
+    variable = next((name for name, held in list(names.items()) if held is value and not name.startswith("_")), None)
+    what = (
+        f"the variable `{variable}`, of type {type_name(value)}," if variable else f"a value of type {type_name(value)}"
+    )
+    method = "__repr__" if formatter.print_method == "_repr_pretty_" else formatter.print_method
+    said = f"{what} could not be shown: its {method} failed"
+    with suppress(Exception):  # the exception's own code
+        error.add_note(said)
+    return said
 
 
 def _exit_code(error: SystemExit) -> int:

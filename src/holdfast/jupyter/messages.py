@@ -113,6 +113,13 @@ def of_error(error: RunError) -> dict[str, Any]:
     return {"ename": error.name, "evalue": error.message, "traceback": lines}
 
 
+def payload(run: Run) -> list[dict[str, Any]]:
+    """What the front end is to do after the cell: the text that it offers for the next one."""
+    if run.next_input is None:
+        return []
+    return [{"source": "set_next_input", "text": run.next_input.text, "replace": run.next_input.replace}]
+
+
 def of_refusal(error: Exception) -> dict[str, Any]:
     """What Holdfast itself could not do: its message and its hint."""
     said = error.message if isinstance(error, HoldfastError) else str(error)

@@ -25,6 +25,7 @@ EGRESS_ADDRESS = ("127.0.0.1", 3128)
 
 
 MAX_FORMS, MAX_NAMES, MAX_WORDS, MAX_PATHS, MAX_PROMPT = 100, 10_000, 10_000, 100_000, 100_000
+MAX_NEXT_INPUT = 1_000_000
 """Of what a kernel sends. An honest one keeps to them. What an entry costs the host is many times what it takes on the
 wire, so a message that has more is refused before it is built."""
 Forms = Meta(max_length=MAX_FORMS)
@@ -270,6 +271,7 @@ class Raised(Message, frozen=True):
     kind: Literal["exception", "syntax"]
     line: int | None = None
     """Line of the cell that was running."""
+    hint: str = ""
 
 
 # -- kernel → host: replies -------------------------------------------------------------------------------------
@@ -280,6 +282,14 @@ class Ready(Message, frozen=True):
 
     pid: int
     """The kernel's pid as its own pid namespace numbers it: how pid 1 will report its death."""
+
+
+class NextInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Text that a cell offers for the next one: `%load`, `%recall`, `get_ipython().set_next_input`."""
+
+    text: Annotated[str, Meta(max_length=MAX_NEXT_INPUT)]
+    replace: bool = False
+    """It takes the place of the cell that ran."""
 
 
 class Finished(Message, frozen=True):
@@ -295,6 +305,7 @@ class Finished(Message, frozen=True):
     """Names that the cell took away."""
     result: Shown | None = None
     """The value of the last expression, where it is small and nothing was shown after it: one message less."""
+    next_input: NextInput | None = None
     failures: Words = []
     """Of a trial, one per probe, in order: why it failed; empty: it holds."""
 

@@ -197,6 +197,7 @@ def _facts(run: Run) -> dict[str, Any]:
             "stdout": _clipped(run.stdout),
             "stderr": _clipped(run.stderr),
             "exit_code": run.exit_code,
+            "next_input": run.next_input,
             "error": run.error and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback)),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
