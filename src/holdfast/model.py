@@ -42,6 +42,8 @@ class RunError(Noun, frozen=True):
     line: int | None = None
     """Line of the cell that was running, when it is known."""
     hint: str = ""
+    blocks: list[int] = []
+    """Where in `traceback` each of IPython's blocks begins: a heading, a frame, the exception. Empty: it is one."""
 
 
 class Display(Noun, frozen=True):

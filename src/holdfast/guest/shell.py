@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import getpass
+import itertools
 import sys
 import tempfile
 import threading
@@ -160,13 +161,14 @@ class GuestShell(InteractiveShell):
                 self._not_shown = self._not_shown or raised
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: Any) -> None:
-        lines = stb if isinstance(stb, list) else [str(stb)]
+        whole, blocks = _in_blocks([str(block) for block in stb] if isinstance(stb, list) else [str(stb)])
         raised = wire.Raised(
             name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
             message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
-            traceback=text("\n".join(lines)[-_MAX_MESSAGE:]),
+            traceback=text(whole),
             kind="exception",
             line=self._line_of(evalue),
+            blocks=blocks,
         )
         self.shown.append((evalue, raised))
 
@@ -427,6 +429,14 @@ def _name_what_was_shown(error: BaseException, trace: TracebackType | None, name
     with suppress(Exception):  # the exception's own code
         error.add_note(said)
     return said
+
+
+def _in_blocks(blocks: list[str]) -> tuple[str, list[int]]:
+    """The traceback as one text, and where in it each block begins; of one that is cut, the end and no blocks."""
+    whole = "\n".join(blocks)
+    if len(whole) > _MAX_MESSAGE or len(blocks) > wire.MAX_BLOCKS:
+        return whole[-_MAX_MESSAGE:], []
+    return whole, [0, *itertools.accumulate(len(block) + 1 for block in blocks[:-1])]
 
 
 def _exit_code(error: SystemExit) -> int:

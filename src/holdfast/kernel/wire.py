@@ -26,6 +26,7 @@ EGRESS_ADDRESS = ("127.0.0.1", 3128)
 
 MAX_FORMS, MAX_NAMES, MAX_WORDS, MAX_PATHS, MAX_PROMPT = 100, 10_000, 10_000, 100_000, 100_000
 MAX_NEXT_INPUT = 1_000_000
+MAX_BLOCKS = 1_000
 """Of what a kernel sends. An honest one keeps to them. What an entry costs the host is many times what it takes on the
 wire, so a message that has more is refused before it is built."""
 Forms = Meta(max_length=MAX_FORMS)
@@ -272,6 +273,8 @@ class Raised(Message, frozen=True):
     line: int | None = None
     """Line of the cell that was running."""
     hint: str = ""
+    blocks: Annotated[list[int], Meta(max_length=MAX_BLOCKS)] = []
+    """Where in the traceback each of its blocks begins: a heading, a frame, the exception."""
 
 
 # -- kernel → host: replies -------------------------------------------------------------------------------------
