@@ -55,9 +55,12 @@ class Display(Noun, frozen=True):
 
 
 class Stray(Noun, frozen=True):
-    """What a run left behind. Nothing runs in the background: processes are killed, threads frozen."""
+    """What a run left behind. Nothing runs in the background: processes are killed, threads and asyncio's tasks frozen.
 
-    kind: Literal["process", "thread"]
+    A thread or a task is named by the first run that leaves it, and by none after that.
+    """
+
+    kind: Literal["process", "thread", "task"]
     name: str
     outcome: Literal["killed", "frozen"]
 

@@ -219,6 +219,23 @@ def test_tb_shows_the_last_traceback_again(notebook: Session) -> None:
     assert "ZeroDivisionError: division by zero" in run.stderr
 
 
+def test_cd_leads_back_to_where_the_session_began(session: Session) -> None:
+    moved = session.run("%cd /tmp\n%cd -")
+
+    assert (moved.stdout, session.run("import os; os.getcwd()").text) == ("/tmp\n/mnt/data\n", "'/mnt/data'")
+
+
+def test_history_prints_what_this_session_ran(session: Session) -> None:
+    for code in ("x = 1", "y = 22", "y"):
+        session.run(code)
+
+    assert session.run("%history").stdout == "x = 1\ny = 22\ny\n%history\n"
+    assert session.run("%history -g y =").stdout == "   2: y = 22\n   5: %history -g y =\n"
+    assert session.run("%history -l 2").stdout == "%history\n%history -g y =\n"
+    assert session.run("%history -o 1-3").stdout == "x = 1\ny = 22\ny\n22\n"
+    assert session.run("%recall y = 2").next_input is not None
+
+
 # -- await ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import fnmatch
 import getpass
 import itertools
 import sys
@@ -11,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -29,6 +31,7 @@ from traitlets.config import Config
 
 from holdfast.guest import commands
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
+from holdfast.guest.event_loop import CellLoop
 from holdfast.guest.namespace import type_name
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
@@ -65,6 +68,34 @@ class GuestHistory(HistoryManager):
 
     _i = _ii = _iii = _i00 = ""
 
+    def get_tail(
+        self, n: int | None = 10, raw: bool = True, output: bool = False, include_latest: bool = False
+    ) -> list[Any]:
+        """The last lines; IPython would look in a database, which there is not."""
+        lines = list(self._get_range_session(raw=raw, output=output))
+        return lines[: None if include_latest else -1][-(n or 10) :]
+
+    def search(
+        self,
+        pattern: str = "*",
+        raw: bool = True,
+        search_raw: bool = True,
+        output: bool = False,
+        n: int | None = None,
+        unique: bool = False,
+    ) -> list[Any]:
+        """Lines that a glob fits, the latest `n` of them; if unique, of equal ones the latest."""
+        sought = self.input_hist_raw if search_raw else self.input_hist_parsed
+        lines = self._get_range_session(raw=raw, output=output)
+        found = [line for line in lines if fnmatch.fnmatchcase(sought[line[1]], pattern)]
+        if unique:
+            found = sorted({sought[line[1]]: line for line in found}.values(), key=lambda line: line[1])
+        return found[-n:] if n else found
+
+    def reset(self, new_session: bool = True) -> None:
+        super().reset(new_session)
+        self.output_hist_reprs.clear()
+
 
 class GuestShell(InteractiveShell):
     """An `InteractiveShell` whose outputs are messages to the host."""
@@ -90,6 +121,7 @@ class GuestShell(InteractiveShell):
         self._not_shown: wire.Raised | None = None
         """What the value of the last cell's last expression raised when it was to be shown."""
         super().__init__(**settings)
+        self.cell_loop = CellLoop(lambda: self._depth > 0)
         self.transformers = PlainTransformers()
         self.input_transformer_manager = self.transformers
         # In place of IPython's two, which number the lines from the first that is not empty.
@@ -109,6 +141,10 @@ class GuestShell(InteractiveShell):
         """IPython's names, and those of every `__main__`: `multiprocessing` reads them, after `%reset` too."""
         super().init_user_ns()
         self.user_ns.update(__spec__=None, __loader__=None, __package__=None, __doc__=None)
+
+    def start_here(self) -> None:
+        """The directory that `%cd -` leads back to is the one that the first cell begins in."""
+        self.history_manager.dir_hist[:] = [Path.cwd()]
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -247,6 +283,7 @@ class GuestShell(InteractiveShell):
         self.exit_code = self._next_input = self._not_shown = None
         self.user_ns.pop(f"_i{self.execution_count - _INPUTS_NAMED}", None)
         result = self.run_cell(code, store_history=not silent, silent=silent)
+        self.cell_loop.give_a_moment()
         self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
         own = [raised for shown, raised in self.shown if shown is error]
@@ -307,7 +344,7 @@ class GuestShell(InteractiveShell):
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
         # Its epoll would be closed behind its back in each fork, and its number be something else's.
-        get_asyncio_loop().close()
+        self.cell_loop.close()
 
     def _render(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, offset: int | None
@@ -364,6 +401,7 @@ def make_shell() -> GuestShell:
     config.Completer.use_jedi = False  # imports half the world at the first Tab
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
+    shell.cell_loop.install()
     warnings.filterwarnings("ignore", message="To exit: use")
     # The host ends it after each run, as it ends every process; `multiprocessing` starts another.
     warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")

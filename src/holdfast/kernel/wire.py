@@ -302,6 +302,9 @@ class Finished(Message, frozen=True):
     count: int = 0
     exit_code: int | None = None
     threads: Words = []
+    """That are alive, and were not at the end of an earlier run."""
+    tasks: Words = []
+    """The same of tasks in the cells' event loop."""
     names: Annotated[dict[str, str], Meta(max_length=MAX_NAMES)] = {}
     """Names that the cell bound anew, as far as identity shows: name -> type."""
     gone: Words = []
