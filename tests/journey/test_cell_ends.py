@@ -25,6 +25,7 @@ class Broken:
     def __repr__(self): raise ValueError("no")
 class Html:
     def _repr_html_(self): return 1 / 0
+    def __repr__(self): return "html"
 broken, html = Broken(), Html()
 """
 
@@ -34,7 +35,6 @@ broken, html = Broken(), Html()
     [
         ("broken", "ValueError", "the variable `broken`, of type Broken, could not be shown: its __repr__ failed"),
         ("[Broken()]", "ValueError", "a value of type list could not be shown: its __repr__ failed"),
-        ("html", "ZeroDivisionError", "the variable `html`, of type Html, could not be shown: its _repr_html_ failed"),
     ],
 )
 @pytest.mark.parametrize(("mode", "status"), [("strict", "rolled_back"), ("notebook", "kept")])
@@ -58,6 +58,14 @@ def test_a_display_that_fails_is_told_on_stderr_and_the_cell_goes_on(session: Se
     assert (run.status, run.text) == ("committed", "7")
     assert "ValueError: no" in run.stderr
     assert "the variable `broken`, of type Broken, could not be shown" in run.stderr
+
+
+def test_a_value_that_has_another_form_is_shown_and_what_failed_is_told_on_stderr(session: Session) -> None:
+    session.run(BROKEN)
+    run = session.run("html")
+
+    assert (run.status, run.text) == ("committed", "html")
+    assert "the variable `html`, of type Html, could not be shown: its _repr_html_ failed" in run.stderr
 
 
 def test_text_for_the_next_cell_comes_with_the_result(session: Session) -> None:

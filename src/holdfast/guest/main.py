@@ -134,6 +134,7 @@ class Guest:
         )
 
     def _run(self, request: wire.Execute) -> wire.Raised | None:
+        self._shell.kernel.begin(request.code, turn=request.turn, silent=request.silent)
         if request.script is None:
             return self._shell.execute(request.code, silent=request.silent, exit_is_error=request.exit_is_error)
         return scripts.run(self._shell, request.code, request.script)

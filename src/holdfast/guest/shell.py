@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import msgspec
+import traitlets
 from IPython.core import formatters
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
@@ -33,6 +34,7 @@ from holdfast.guest import commands
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
 from holdfast.guest.event_loop import CellLoop
 from holdfast.guest.namespace import type_name
+from holdfast.guest.notebook_kernel import NotebookKernel
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
@@ -106,6 +108,7 @@ class GuestShell(InteractiveShell):
     # Plain attributes here, and not traits: they are read twenty times a cell.
     execution_count = 1
     history_manager: Any = None
+    kernel: Any = traitlets.Any()  # a trait, for plotly asks `has_trait("kernel")`
     last_execution_succeeded = True
     last_execution_result: Any = None
 
@@ -122,6 +125,7 @@ class GuestShell(InteractiveShell):
         """What the value of the last cell's last expression raised when it was to be shown."""
         super().__init__(**settings)
         self.cell_loop = CellLoop(lambda: self._depth > 0)
+        self.kernel = NotebookKernel(self)
         self.transformers = PlainTransformers()
         self.input_transformer_manager = self.transformers
         # In place of IPython's two, which number the lines from the first that is not empty.
@@ -129,6 +133,11 @@ class GuestShell(InteractiveShell):
         self.transformers.begin()
         self.lines = PlainLines(cast(PrefilterManager, self.prefilter_manager))
         cast(GuestDisplayHook, self.displayhook).values = PlainValues(cast(DisplayFormatter, self.display_formatter))
+
+    def get_parent(self) -> dict[str, Any]:
+        """The request that is under way, as in ipykernel."""
+        parent: dict[str, Any] = self.kernel.get_parent()
+        return parent
 
     def init_virtualenv(self) -> None:
         pass
@@ -180,7 +189,7 @@ class GuestShell(InteractiveShell):
         except ValueError:
             print("No traceback available to show.", file=sys.stderr)
             return
-        hint = _name_what_was_shown(error, trace, self.user_ns)
+        hint, has_no_text = _name_what_was_shown(error, trace, self.user_ns)
         if isinstance(error, UsageError):
             self.show_usage_error(error)
         elif isinstance(error, SyntaxError) and not running_compiled_code:
@@ -193,7 +202,7 @@ class GuestShell(InteractiveShell):
             shown, raised = self.shown.pop()
             raised = msgspec.structs.replace(raised, hint=hint)
             self.shown.append((shown, raised))
-            if self._shows_value:
+            if self._shows_value and has_no_text:
                 self._not_shown = self._not_shown or raised
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: Any) -> None:
@@ -259,7 +268,7 @@ class GuestShell(InteractiveShell):
 
     @contextmanager
     def showing_value(self) -> Iterator[None]:
-        """Around the looks of a value: what its own code raises there ends the cell as an error."""
+        """Around the looks of a value: if its `__repr__` raises there, the cell ends as an error."""
         before, self._shows_value = self._shows_value, True
         try:
             yield
@@ -392,8 +401,13 @@ class GuestShell(InteractiveShell):
         return line
 
 
+GuestShell.__name__ = GuestShell.__qualname__ = "ZMQInteractiveShell"
+"""By this name rich, pandas, tqdm and others know that a front end shows what they show, and not a terminal."""
+
+
 def make_shell() -> GuestShell:
     config = Config()
+    config.IPKernelApp = Config()  # many libraries look for this section to see that they run in a notebook
     config.HistoryManager.enabled = False  # it would start a thread
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.cache_size = 100
@@ -452,21 +466,22 @@ def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error)}"
 
 
-def _name_what_was_shown(error: BaseException, trace: TracebackType | None, names: dict[str, Any]) -> str:
-    """If a value's own code failed when it was to be shown: which value, as a note on the error and as a hint."""
+def _name_what_was_shown(error: BaseException, trace: TracebackType | None, names: dict[str, Any]) -> tuple[str, bool]:
+    """If a value's own code failed when it was to be shown: which value, as a note on the error and as a hint; and
+    whether it is left without a text. One that only has no HTML is shown all the same."""
     if trace is None or trace.tb_frame.f_code.co_filename != formatters.__file__:
-        return ""
+        return "", False
     found = trace.tb_frame.f_locals  # of the frame in which IPython catches it; there are two forms of that
     formatter, value = ([found["self"], *found["args"]] if "self" in found else found["args"])[:2]
     variable = next((name for name, held in list(names.items()) if held is value and not name.startswith("_")), None)
     what = (
         f"the variable `{variable}`, of type {type_name(value)}," if variable else f"a value of type {type_name(value)}"
     )
-    method = "__repr__" if formatter.print_method == "_repr_pretty_" else formatter.print_method
-    said = f"{what} could not be shown: its {method} failed"
+    has_no_text = formatter.print_method == "_repr_pretty_"
+    said = f"{what} could not be shown: its {'__repr__' if has_no_text else formatter.print_method} failed"
     with suppress(Exception):  # the exception's own code
         error.add_note(said)
-    return said
+    return said, has_no_text
 
 
 def _in_blocks(blocks: list[str]) -> tuple[str, list[int]]:
