@@ -233,7 +233,10 @@ class Kernel:
     async def put_to_bed(self) -> bool:
         """Let the snapshot sleep on, however many come after it. False: there is none, or it is lost."""
         snapshot, self.snapshot = self.snapshot, None
-        return snapshot is not None and self.sleeps(snapshot) and await self.beds.lay(snapshot)
+        if snapshot is not None and self.sleeps(snapshot):
+            return await self.beds.lay(snapshot)
+        await self.beds.bury(snapshot)
+        return False
 
     async def wake_snapshot(self, timeout_s: float, *, kept: Snapshot | None = None) -> wire.Woken | None:
         """Let the snapshot, or one that was put to bed, be the kernel from now on. The old kernel and its children are
