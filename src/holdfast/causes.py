@@ -61,8 +61,9 @@ def explain(outcome: Outcome, memory: Evidence = _NO_DEATH) -> RunError | None:
         message = raised.message or "the cell ran out of memory"
         return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
     return RunError(
-        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
-    )
+        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line,
+        hint=raised.hint, blocks=raised.blocks,
+    )  # fmt: skip
 
 
 def in_short(error: RunError) -> str:
@@ -90,6 +91,8 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
         name=raised.name[:_MOST_NAME],
         message=raised.message[:_MOST_TEXT],
         traceback=raised.traceback[-_MOST_TEXT:],
+        blocks=raised.blocks if len(raised.traceback) <= _MOST_TEXT else [],
+        hint=raised.hint[:_SHORT],
     )
 
 
@@ -142,6 +145,7 @@ def _error(code: str, message: str, raised: wire.Raised | None) -> RunError:
         name=_NAMES[code],
         message=message,
         traceback=raised.traceback if raised else "",
+        blocks=raised.blocks if raised else [],
         line=raised.line if raised else None,
         hint=_HINTS[code],
     )

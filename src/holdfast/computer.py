@@ -196,12 +196,13 @@ class Computer:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
         peak_bytes = cgroup.memory_peak_bytes()
+        finished = outcome.finished
         evidence = Evidence(oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes)
         return Execution(
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
-            strays=strays(killed, outcome.finished.threads if outcome.finished else []),
+            strays=strays(killed, finished.threads if finished else [], finished.tasks if finished else []),
             peak_bytes=peak_bytes if gauges.peak_is_exact else None,
             given_up=given_up,
         )

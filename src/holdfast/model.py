@@ -42,6 +42,8 @@ class RunError(Noun, frozen=True):
     line: int | None = None
     """Line of the cell that was running, when it is known."""
     hint: str = ""
+    blocks: list[int] = []
+    """Where in `traceback` each of IPython's blocks begins: a heading, a frame, the exception. Empty: it is one."""
 
 
 class Display(Noun, frozen=True):
@@ -53,9 +55,12 @@ class Display(Noun, frozen=True):
 
 
 class Stray(Noun, frozen=True):
-    """What a run left behind. Nothing runs in the background: processes are killed, threads frozen."""
+    """What a run left behind. Nothing runs in the background: processes are killed, threads and asyncio's tasks frozen.
 
-    kind: Literal["process", "thread"]
+    A thread or a task is named by the first run that leaves it, and by none after that.
+    """
+
+    kind: Literal["process", "thread", "task"]
     name: str
     outcome: Literal["killed", "frozen"]
 
@@ -108,6 +113,14 @@ class Recovery(Noun, frozen=True, kw_only=True):
     steps: list[Step]
     text: str
     """All of it in a few lines, for people and models."""
+
+
+class NextInput(Noun, frozen=True):
+    """Text that a cell offers for the next one, as `%load` and `set_next_input` do."""
+
+    text: str
+    replace: bool = False
+    """It takes the place of the cell that ran."""
 
 
 class Run(Noun, frozen=True, kw_only=True):
@@ -165,9 +178,10 @@ class Run(Noun, frozen=True, kw_only=True):
     count: int
     """IPython's execution count, as in `Out[count]`."""
     exit_code: int | None
-    """Of a command."""
+    """Of a command, and of a cell that ended itself by `sys.exit()` or `raise SystemExit`; None for all others."""
     text: str | None
     """text/plain of the last expression."""
+    next_input: NextInput | None = None
     stdout: str
     stderr: str
     dropped_bytes: int

@@ -9,7 +9,8 @@ from holdfast import checks as checking
 from holdfast import publication
 from holdfast.errors import ProtectedPath
 from holdfast.executions import Aftermath, Execution
-from holdfast.model import ErrorCode, MemoryCap, Run, RunError
+from holdfast.kernel import wire
+from holdfast.model import ErrorCode, MemoryCap, NextInput, Run, RunError
 from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 
@@ -68,6 +69,7 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         count=finished.count if finished else 0,
         exit_code=finished.exit_code if finished else None,
         text=conduct.shelf.result if conduct else None,
+        next_input=next_input(finished.next_input) if finished and finished.next_input else None,
         stdout=conduct.output.text("stdout") if conduct else "",
         stderr=conduct.output.text("stderr") if conduct else "",
         dropped_bytes=conduct.output.dropped_bytes if conduct else 0,
@@ -79,6 +81,11 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         peak_memory_bytes=execution.peak_bytes if execution else None,
         memory_cap=memory_cap,
     )
+
+
+def next_input(offered: wire.NextInput) -> NextInput:
+    """What the guest offered, as callers see it."""
+    return NextInput(text=offered.text, replace=offered.replace)
 
 
 def executed(run: str, execution: Execution, error: RunError | None) -> Executed:

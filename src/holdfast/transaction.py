@@ -27,7 +27,7 @@ from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.inputs import Read, read_for_lost_names, refuse_missing
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
-from holdfast.model import Run, RunError
+from holdfast.model import Mode, Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan
 from holdfast.receipts import as_seen
@@ -74,7 +74,7 @@ class _Transaction:
         self.books = session.books
         self.computer = computer
         self.request = request
-        self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
+        self.mode: Mode = "notebook" if request.kind == "command" else request.mode or session.mode
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
@@ -140,7 +140,7 @@ class _Transaction:
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         self.is_back = False
-        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None)
+        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None, mode=self.mode)
         execution = await self.computer.execute(
             self.id, told, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,

@@ -196,7 +196,10 @@ def _facts(run: Run) -> dict[str, Any]:
             "result": None if run.text is None else _clipped(run.text),
             "stdout": _clipped(run.stdout),
             "stderr": _clipped(run.stderr),
-            "error": run.error and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback)),
+            "exit_code": run.exit_code,
+            "next_input": run.next_input,
+            "error": run.error
+            and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback), blocks=[]),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
             "names_gone": run.names_gone[: _MOST_ITEMS * 10],
