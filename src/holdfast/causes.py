@@ -2,10 +2,14 @@
 
 import re
 import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from holdfast.kernel import wire
+from holdfast.kernel.happenings import Died, Gone
 from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
 
@@ -21,6 +25,7 @@ _HINTS = {
     "interrupted": "run it again when you mean it",
     "output_limit": "print less, or write to a file in /mnt/data",
     "killed": "split the work so that the part that dies stands alone, and look at it there",
+    "kernel_lost": "the code is not the reason: run it again as it is, also with the same key",
     "out_of_memory": "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory=…",
 }
 _NAMES = {
@@ -28,8 +33,12 @@ _NAMES = {
     "interrupted": "KeyboardInterrupt",
     "output_limit": "OutputLimit",
     "killed": "KernelKilled",
+    "kernel_lost": "KernelLost",
     "out_of_memory": "OutOfMemory",
 }
+
+
+_INIT = "the session's first process was ended from outside, and with it all of the session's processes,"
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +87,12 @@ def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunEr
     return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
 
 
+def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
+    """How a kernel ended that had nothing to do, and when: after it was seen alive, and before it was found dead."""
+    how = _INIT if lost_init else f"the kernel was ended ({_how(deaths)})"
+    return f"{how} between two runs: after {_when(after)} and before {_when(found)}"
+
+
 def keeps_memory(error: RunError, mode: Mode) -> bool:
     """Whether a failure leaves memory as the cell left it. Nothing ran of what does not parse."""
     return error.code == "syntax" or (mode == "notebook" and error.code in ("exception", "interrupted"))
@@ -112,6 +127,12 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
         if outcome.stop.at_once:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
+    if outcome.lost_init:
+        begun = "" if outcome.begun else ", before the code began"
+        return _error("kernel_lost", f"{_INIT} at {_when(time.time())}{begun}.", outcome.raised)
+    if outcome.is_unstarted:
+        message = f"the kernel was ended ({_cause(outcome)}) at {_when(time.time())}, before the code began."
+        return _error("kernel_lost", message, outcome.raised)
     return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
 
 
@@ -125,7 +146,22 @@ def _last_line_in_cell(location: str) -> int | None:
 def _cause(outcome: Outcome) -> str:
     if outcome.gone or outcome.died is None:
         return outcome.gone or "nobody knows why"
-    status = outcome.died.status
+    return _ending(outcome.died.status)
+
+
+def _how(deaths: Sequence[Died | Gone]) -> str:
+    """A status that pid 1 reports says more than a socket that was closed."""
+    for death in deaths:
+        if isinstance(death, Died):
+            return _ending(death.status)
+    return next((death.reason for death in deaths if isinstance(death, Gone)), "nobody knows why")
+
+
+def _when(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _ending(status: int) -> str:
     number = status & 0x7F
     if number == 0:
         return f"exit code {status >> 8}"
