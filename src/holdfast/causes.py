@@ -20,6 +20,7 @@ _FATES = {
     "restored": "Variables are as they were before the run.",
     "lost": "Variables are lost; files are kept; a fresh kernel is ready.",
 }
+_NO_KERNEL = "Variables are lost; files are kept; no other kernel came up yet: the next request tries again."
 _HINTS = {
     "timeout": "give the run more time (timeout=…), or do less in one run",
     "interrupted": "run it again when you mean it",
@@ -47,6 +48,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int
     peak_bytes: int
     cap_bytes: int
+    keeper_ended_at: float | None = None
+    """When the keeper ended below which it ran."""
 
 
 _NO_DEATH = Evidence(oom_kills=0, peak_bytes=0, cap_bytes=0)
@@ -79,12 +82,17 @@ def in_short(error: RunError) -> str:
     return f"{error.name}: {error.message}"[:_SHORT]
 
 
-def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
+def with_fate(error: RunError, memory: Memory, unprotected: str | None, *, has_kernel: bool = True) -> RunError:
     """The error, and in its message what became of memory (where that is not plain from the code)."""
     if error.code in ("exception", "syntax"):
         return error
     why = f" ({unprotected})" if memory == "lost" and unprotected else ""
-    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
+    fate = _FATES[memory] if has_kernel or memory != "lost" else _NO_KERNEL
+    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {fate}{why}")
+
+
+def of_keeper(at: float) -> str:
+    return f"Holdfast's keeper was ended, and with it every session's processes, at {_when(at)}"
 
 
 def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
@@ -127,6 +135,9 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
         if outcome.stop.at_once:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
+    if memory.keeper_ended_at is not None:
+        begun = "" if outcome.begun else ", before the code began"
+        return _error("kernel_lost", f"{of_keeper(memory.keeper_ended_at)}{begun}.", outcome.raised)
     if outcome.lost_init:
         begun = "" if outcome.begun else ", before the code began"
         return _error("kernel_lost", f"{_INIT} at {_when(time.time())}{begun}.", outcome.raised)

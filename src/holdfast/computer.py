@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast.causes import Evidence, between_runs, explain
+from holdfast.causes import Evidence, between_runs, explain, of_keeper
 from holdfast.config import Limits
 from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
@@ -72,6 +72,7 @@ class Computer:
         self.stops = Stops()
         self._at_rest = False
         """Frozen until the next turn."""
+        self._forked_at = 0.0
         self._seen_alive = 0.0
         """When the kernel was alive for sure."""
         self.died = ""
@@ -100,6 +101,7 @@ class Computer:
         """A fresh kernel in place of the present one, if any, on a fresh layer."""
         await self.end_kernel()
         await self.staging.lay()
+        self._forked_at = time.time()
         self.now = await self._node.fork(
             self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.staging.name,
             shared=self.workspace.shared, past_proxy=self.way.past_proxy,
@@ -207,7 +209,10 @@ class Computer:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
         peak_bytes = cgroup.memory_peak_bytes()
-        evidence = Evidence(oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes)
+        evidence = Evidence(
+            oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes,
+            keeper_ended_at=None if outcome.finished else self._keeper_ended_at(),
+        )  # fmt: skip
         return Execution(
             conduct=conduct,
             outcome=outcome,
@@ -274,15 +279,23 @@ class Computer:
             return None
         return self._death()
 
+    def _keeper_ended_at(self) -> float | None:
+        """If the kernel ended with it."""
+        return self._node.keeper_ended_since(self._forked_at)
+
     def _death(self) -> str:
         kernel = self.kernel
+        if (at := self._keeper_ended_at()) is not None:
+            return of_keeper(at)
         return between_runs(
             kernel.note_deaths(), lost_init=kernel.lost_init(), after=self._seen_alive, found=time.time()
         )
 
     async def give_up_kernel(self) -> None:
         """End a kernel that is not fit for another run; if it was dead already, it is known of what."""
-        if self.now is not None and self.now.kernel.is_lost():
+        if self.now is not None and (
+            self._keeper_ended_at() is not None or self.now.kernel.is_lost() or self.now.kernel.doomed()
+        ):
             self.died = self._death()
         await self.end_kernel()
 

@@ -351,7 +351,8 @@ class _Transaction:
         self.is_back = True
         if not alive and execution.outcome.begun:
             aftermath = msgspec.structs.replace(aftermath, discarded=self.plan.reading.binds)
-        error = with_fate(error, aftermath.memory, aftermath.unprotected)
+        has_kernel = self.computer.now is not None
+        error = with_fate(error, aftermath.memory, aftermath.unprotected, has_kernel=has_kernel)
         return await self._end_rolled_back(execution, error, aftermath, verdict)
 
     async def _end_rolled_back(
