@@ -11,6 +11,7 @@
     ├── EnvironmentUnusable      the chosen Python cannot host guests
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
     ├── KernelStartFailed        a kernel did not come up
+    ├── KeeperLost               the process below which all sessions run has ended, and no other came up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
     ├── SessionClosed            the session is not open, or not any more
@@ -122,6 +123,12 @@ class KernelStartFailed(HoldfastError):
     """A kernel did not come up. Nothing of the caller's ran."""
 
     code = "kernel_start_failed"
+
+
+class KeeperLost(HoldfastError):
+    """The keeper has ended, and with it the processes of every session; another could not be started."""
+
+    code = "keeper_lost"
 
 
 class ProcessStuck(HoldfastError):

@@ -34,6 +34,7 @@ _ADVICE = {
     "timeout": Step(action="change", why="do less in one run, or give it more time"),
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),
+    "kernel_lost": Step(action="retry", why="it was no fault of the code: run it again as it is, or with the same key"),
     "output_limit": Step(action="change", why="print less, or write to a file"),
     "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }
@@ -84,7 +85,7 @@ def of_rollback(
         discarded=[*(path for path in undone if path not in {*saved, *gave_way}), *aftermath.discarded],
         not_restored=aftermath.not_restored,
         may_have_happened=sent,
-        first=[advice],
+        first=[advice] if error.code != "kernel_lost" or aftermath.memory != "lost" else [],  # names come first
         read=read,
     )
 

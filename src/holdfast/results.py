@@ -37,7 +37,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     may_have_happened: list[str] = []
 
 
-def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap) -> Run:
+def result(
+    card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap, kernel_replaced: str = ""
+) -> Run:
     """The run, but for its receipt and its recovery."""
     conduct = execution.conduct if execution else None
     finished = execution.outcome.finished if execution else None
@@ -66,6 +68,7 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         discarded=ending.aftermath.discarded,
         not_restored=ending.aftermath.not_restored,
         unprotected=ending.aftermath.unprotected,
+        kernel_replaced=kernel_replaced,
         count=finished.count if finished else 0,
         exit_code=finished.exit_code if finished else None,
         text=conduct.shelf.result if conduct else None,
@@ -88,7 +91,7 @@ def next_input(offered: wire.NextInput) -> NextInput:
     return NextInput(text=offered.text, replace=offered.replace)
 
 
-def executed(run: str, execution: Execution, error: RunError | None) -> Executed:
+def executed(run: str, execution: Execution, error: RunError | None, *, kernel_replaced: str = "") -> Executed:
     """The record that the code has ended."""
     finished = execution.outcome.finished
     return Executed(
@@ -100,6 +103,7 @@ def executed(run: str, execution: Execution, error: RunError | None) -> Executed
         exit_code=finished.exit_code if finished else None,
         peak_memory_bytes=execution.peak_bytes,
         strays=[f"{stray.kind} {stray.name} ({stray.outcome})" for stray in execution.strays][:100],
+        kernel_replaced=kernel_replaced,
     )
 
 
@@ -132,6 +136,16 @@ def verification_error(checks: list[Check]) -> RunError:
         name="VerificationFailed",
         message=checking.reason(checks),
         hint=f"run.checks has each check; {way}",
+    )
+
+
+def lost_error(death: str, names: list[str]) -> RunError:
+    """Of code that was not started, because memory was lost between two runs."""
+    return RunError(
+        code="kernel_lost",
+        name="KernelLost",
+        message=f"not started: {death}. Memory was lost with it, and the code needs {', '.join(names[:10])}",
+        hint="make these names again (run.recovery has the runs that made them), then run it again, also with its key",
     )
 
 

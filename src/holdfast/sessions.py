@@ -86,6 +86,10 @@ class LiveSession:
         self._closed = False
         self._names: dict[int, Names] = {}
         """Of the versions whose memory is kept."""
+        self.kernel_replaced = ""
+        """How and when a kernel ended between two runs, until the next run tells it: `Run.kernel_replaced`."""
+        self.has_untold_loss = False
+        """Memory was lost between two runs, and no run has told it yet."""
         self._is_told = False
         """There is no kernel, and whatever was lost with it is in the generation already."""
         self.ended = asyncio.Event()
@@ -220,7 +224,7 @@ class LiveSession:
             try:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
-                if self.computer.now is None or self.computer.pristine:
+                if self.computer.is_hurt() or self.computer.pristine:
                     with anyio.CancelScope(shield=True):  # a kernel half made is no use to whoever comes next
                         await self._ensure_kernel()
                         await self._protect_the_beginning()
@@ -238,7 +242,7 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
-            if self.computer.now is None:  # its layer went with it, and may be among the files by now
+            if self.computer.is_hurt():  # its layer may go with it, and be among the files by now
                 with anyio.CancelScope(shield=True):
                     await self._ensure_kernel()
             try:
@@ -307,12 +311,28 @@ class LiveSession:
         """It may have died while it was idle, or not have come up."""
         computer = self.computer
         if computer.now is None:
+            death = computer.died
             await computer.renew()
             if not self._is_told:
-                self.raise_generation("the kernel had ended between two runs")
+                self.kernel_replaced, self.has_untold_loss = death, True
+                self.raise_generation(death or "the kernel had ended between two runs")
             self._is_told = False
-        elif computer.pristine and not computer.now.kernel.is_alive():  # nothing is lost with it
-            await computer.renew()
+        elif computer.is_hurt():
+            await self._mend()
+
+    async def _mend(self) -> None:
+        """Its kernel was ended while nothing of the session's ran. No run is to fail for it: what the kernel held is
+        brought back before the next one begins, and that says how the kernel ended."""
+        computer = self.computer
+        if (death := await computer.find_death()) is not None:
+            self.kernel_replaced = death
+            aftermath = await self.roll_back(alive=False, cause=death)
+            self.has_untold_loss = aftermath.memory == "lost"
+            if computer.now is None:
+                await computer.renew()
+                self._is_told = False
+        await self._protect()
+        computer.freeze()
 
     def _put_to_rest(self, *, changes_memory: bool) -> None:
         self.asked_at = time.monotonic()
@@ -334,7 +354,7 @@ class LiveSession:
                 if changes_memory:
                     await self._protect()
             except Exception:  # whatever it was, the kernel is lost; the next turn starts another and says so
-                await computer.end_kernel()
+                await computer.give_up_kernel()
             computer.freeze()
         with suppress(OSError, HoldfastError):  # no fault of whoever comes next; what is damaged has halted the session
             await self.sweep()

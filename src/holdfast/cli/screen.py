@@ -11,7 +11,7 @@ from holdfast.cli.terminal import Writer, silence
 from holdfast.errors import InvalidSetting
 from holdfast.model import Display, Recovery, Run, RunError
 
-_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted": 130}
+_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "kernel_lost": 137, "interrupted": 130}
 _BROKEN_PIPE = 141
 _MOST_LINES = 10
 _ERASE = "\r\x1b[2K"
@@ -85,6 +85,8 @@ class Screen:
                 self._err.line(f"[a display of {kinds}: --json has it]")
         if run.dropped_displays:
             self._err.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
+        if run.kernel_replaced:
+            self._err.line(f"[it had another kernel: {run.kernel_replaced}]")
         for stray in run.strays:
             self._err.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {stray.name}]")
         refused = [line for line in run.egress if line.startswith("refused")]

@@ -33,6 +33,7 @@ STATUSES = {
     "environment_unusable": 503,
     "environment_build_failed": 503,
     "kernel_start_failed": 503,
+    "keeper_lost": 503,
     "process_stuck": 503,
     "disk_limit": 507,
     "session_closed": 410,

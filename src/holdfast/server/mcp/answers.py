@@ -139,6 +139,8 @@ def _remarks(run: Run) -> Iterator[str]:
         yield f"earlier attempts sent, and it may have happened: {_few(run.may_have_happened, most=_MOST_OUTPUTS)}"
     if run.outside:
         yield f"changed between two runs: {_few(run.outside)}"
+    if run.kernel_replaced:
+        yield f"it had another kernel than the run before: {run.kernel_replaced}"
     if run.strays:
         yield f"left behind: {_few([f'{stray.kind} {stray.name}, {stray.outcome}' for stray in run.strays])}"
     if run.dropped_displays:
@@ -209,6 +211,7 @@ def _facts(run: Run) -> dict[str, Any]:
             "egress": run.egress[:_MOST_ITEMS],
             "may_have_happened": run.may_have_happened[-_MOST_ITEMS:],
             "strays": run.strays[:_MOST_ITEMS],
+            "kernel_replaced": run.kernel_replaced,
             "replayed": run.replayed,
             "attempt": run.attempt,
             "receipt": None if receipt is None else {"number": receipt.number, "sha256": receipt.sha256},
