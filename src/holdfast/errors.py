@@ -17,7 +17,9 @@
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
+    │   └── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
+    │       ├── DiskFull         the disk has no room
+    │       └── DiskReadOnly     the disk is read-only
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
@@ -160,9 +162,21 @@ class DiskFailed(HoldfastError):
     code = "disk_failed"
 
 
-class DiskFull(DiskFailed):
-    """No room for a write. Nothing of it is there, so that it may be tried again when there is room: by the caller; or,
-    if the run was verified by then, by us alone, which the message says."""
+class DiskRefused(DiskFailed):
+    """The disk refused a step as a whole, so that it may be tried again: by the caller; or, if the run was verified by
+    then, by us alone, which the message says. The code that ran is not to blame, and its key is not used."""
+
+
+class DiskFull(DiskRefused):
+    """The disk of the home has no room. The session may still be far below its own limit."""
+
+    code = "disk_full"
+
+
+class DiskReadOnly(DiskRefused):
+    """The disk of the home is mounted read-only; Linux does that by itself to a file system that is damaged."""
+
+    code = "disk_read_only"
 
 
 class InternalFault(HoldfastError):

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast import durable
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, SessionHalted
+from holdfast.errors import DiskFailed, DiskFull, DiskReadOnly, HoldfastError, InvalidSetting, SessionHalted
 from holdfast.store import queries
 
 _SYNC_FAILED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
@@ -131,6 +131,10 @@ def _failure(path: Path, error: sqlite3.DatabaseError) -> HoldfastError | None:
         return damaged(path, str(error))
     if code & 0xFF == sqlite3.SQLITE_FULL:
         return DiskFull("the disk is full (journal)", hint="free space where the home is, then run it again")
+    if code == sqlite3.SQLITE_READONLY:
+        return DiskReadOnly(
+            f"the journal is read-only: {error}", hint="make the home's disk writable, then run it again"
+        )
     if code & 0xFF in _UNUSABLE:
         if code in _SYNC_FAILED:
             return SyncFailed(

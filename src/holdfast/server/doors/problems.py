@@ -39,6 +39,8 @@ STATUSES = {
     "session_unknown": 404,
     "session_halted": 423,
     "disk_failed": 507,
+    "disk_full": 507,
+    "disk_read_only": 507,
     "internal": 500,
     "state_moved": 412,
     "key_reused": 422,
