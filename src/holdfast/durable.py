@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.errors import DiskFailed, DiskFull, DiskReadOnly, DiskRefused
+from holdfast.errors import DISK, disk_failed, of_disk
 from holdfast.faults import crashpoint
 
 Name = str | bytes
@@ -30,9 +30,6 @@ MANY = 16
 """From more files than this, one sync of the whole file system is faster than one for each of them."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK = (*_FULL, errno.EIO, errno.EROFS)
-_NO_DISK = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError, BlockingIOError, InterruptedError)
 _RENAME_NOREPLACE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -219,33 +216,13 @@ def failures_told(step: str, *, fatal: bool = False) -> Iterator[None]:
         raise
 
 
-def disk_failed(step: str, error: OSError, *, in_doubt: bool = False) -> DiskFailed:
-    """The error that callers get for a step that failed. After a failed sync nobody knows what is on the disk."""
-    why = error.strerror or str(error)
-    if error.errno in _FULL:
-        kind = DiskFailed if in_doubt else DiskFull
-        return kind(f"the disk is full ({step})", hint="free space where the home is, then run it again")
-    if in_doubt or error.errno == errno.EIO:
-        return DiskFailed(
-            f"{step} failed: {why}", hint="look at the disk (dmesg), then open the session again: it recovers"
-        )
-    if error.errno == errno.EROFS:
-        return DiskReadOnly(
-            f"the disk is read-only ({step})",
-            hint="look why (dmesg; Linux does that to a damaged disk), mount it writable again, then run it again",
-        )
-    return DiskRefused(
-        f"{step} failed: {why}", hint="look at the home's disk: put back what was removed or closed, then run it again"
-    )
-
-
 @contextmanager
 def ours(step: str) -> Iterator[None]:
     """Tells of every failure of a step on the home's own files as `DiskFailed`: callers expect no `OSError` from it.
     What fails on sockets and processes is no disk's failure, and stays what it is."""
     try:
         yield
-    except _NO_DISK:
-        raise
     except OSError as error:
-        raise disk_failed(step, error) from error
+        if failure := of_disk(error, step=step):
+            raise failure from error
+        raise

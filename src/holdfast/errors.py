@@ -51,6 +51,13 @@
 Each says what happened, and in `hint` what to do next.
 """
 
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = (*_FULL, errno.EIO, errno.EROFS)
+"""Numbers by which Linux says that a disk is full, broken or read-only."""
+_NO_DISK = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError, BlockingIOError, InterruptedError)
+
 
 class HoldfastError(Exception):
     """The root of the tree: catch this to catch every failure that is ours."""
@@ -355,10 +362,38 @@ class SlowClient(Refused):
     code = "slow_client"
 
 
+def disk_failed(step: str, error: OSError, *, in_doubt: bool = False) -> DiskFailed:
+    """The error that callers get for a step that failed. After a failed sync nobody knows what is on the disk."""
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        kind = DiskFailed if in_doubt else DiskFull
+        return kind(f"the disk is full ({step})", hint="free space where the home is, then run it again")
+    if in_doubt or error.errno == errno.EIO:
+        return DiskFailed(
+            f"{step} failed: {why}", hint="look at the disk (dmesg), then open the session again: it recovers"
+        )
+    if error.errno == errno.EROFS:
+        return DiskReadOnly(
+            f"the disk is read-only ({step})",
+            hint="look why (dmesg; Linux does that to a damaged disk), mount it writable again, then run it again",
+        )
+    return DiskRefused(
+        f"{step} failed: {why}", hint="look at the home's disk: put back what was removed or closed, then run it again"
+    )
+
+
+def of_disk(error: BaseException, *, step: str = "work on the home's files") -> DiskFailed | None:
+    """The error that callers get instead of a bare `OSError` of the host's file system; None for any other failure:
+    what fails on sockets and processes is no disk's."""
+    return disk_failed(step, error) if isinstance(error, OSError) and not isinstance(error, _NO_DISK) else None
+
+
 def as_told(error: BaseException, *, verified: str = "") -> HoldfastError:
     """A failure as callers are told of it; `verified` is the run that it kept from being committed."""
     if isinstance(error, HoldfastError):
         return error
+    if not verified and (failure := of_disk(error)):
+        return failure
     what = f"{type(error).__name__}: {error}"
     if not verified:
         return InternalFault(what, hint="please report this")

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from holdfast import durable
 from holdfast.config import Limits
-from holdfast.errors import DiskFailed, DiskLimit
+from holdfast.errors import DiskFailed, DiskLimit, disk_failed
 from holdfast.kernel.outcomes import Stop
 from holdfast.resources.measuring import Restless, Usage, measure, plus
 from holdfast.resources.workspace import Workspace
@@ -69,17 +69,16 @@ class DiskGuard:
     def shortage(self) -> DiskFailed | None:
         """What the host's disk refuses, in the state that it is in now: less room than the session was promised, or
         any write. To be asked when code has failed, before what it wrote is taken back."""
-        status = os.statvfs(self._workspace.path)
-        if status.f_flag & os.ST_RDONLY:
-            return durable.disk_failed("a run's write", OSError(errno.EROFS, os.strerror(errno.EROFS)))
-        left_files = self._limits.disk_files - self._usage.files
-        few_bytes = status.f_bavail * status.f_frsize < self.left_bytes
-        if few_bytes or (status.f_files and status.f_favail < left_files):
-            return durable.disk_failed("a run's write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         try:
             self._workspace.try_writing()
         except DiskFailed as error:
-            return error
+            cause = error.__cause__
+            return disk_failed("a run's write", cause) if isinstance(cause, OSError) else error
+        status = os.statvfs(self._workspace.path)
+        few_bytes = status.f_bavail * status.f_frsize < self.left_bytes
+        few_files = status.f_files > 0 and status.f_favail < self._limits.disk_files - self._usage.files
+        if few_bytes or few_files:
+            return disk_failed("a run's write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         return None
 
     async def __call__(self) -> Stop | None:
@@ -196,6 +195,7 @@ class DiskGuard:
         async with self._still():
             return await anyio.to_thread.run_sync(self._workspace.usage, pids)
 
+    @durable.ours("looking how much room is left")
     def _free(self) -> tuple[int, int]:
         status = os.statvfs(self._workspace.path)
         return status.f_bfree * status.f_frsize, status.f_ffree

@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from holdfast import retention
+from holdfast import durable, retention
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
@@ -164,7 +164,8 @@ class LiveSession:
     async def output(self, run_id: str, stream: StreamName) -> bytes:
         """All that a run printed, as far as it is still kept."""
         path = log_file(self.workspace.logs / checked_id(run_id), stream)
-        return await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
+        with durable.ours("reading what a run printed"):
+            return await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 

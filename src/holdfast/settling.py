@@ -15,7 +15,7 @@ import msgspec
 from holdfast import durable
 from holdfast.agreement import refuse_other_statement
 from holdfast.books import Books
-from holdfast.errors import DiskFull, DiskRefused
+from holdfast.errors import DISK, DiskFull, DiskRefused, disk_failed
 from holdfast.facts import Story, facts_rolled_back, facts_saved, story
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
@@ -186,8 +186,8 @@ def _refusals_of(workspace: Workspace) -> Iterator[None]:
     except OSError as error:
         if workspace.shared is not None:
             what, where = f"put into {workspace.shared}", "run any holdfast command in it again"
-        elif error.errno in durable.DISK:
-            raise durable.disk_failed("publish", error) from error
+        elif error.errno in DISK:
+            raise disk_failed("publish", error) from error
         else:
             what, where = "put in its place", "ask the session for anything"
         raise DiskRefused(

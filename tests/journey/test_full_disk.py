@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +66,6 @@ s.close(keep=True)
 BASE = "attempt(s.run, \"kept = [7]\\nopen('a.txt', 'w').write('a')\")\n"
 FILLED = "with open('big', 'wb', buffering=0) as file:\\n    while True: file.write(bytes(4096))"
 REMEMBERS = "attempt(s.run, 'kept')\n"
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Make a directory a file system of 24 MB."""
-    mounted: list[Path] = []
-
-    def small(path: Path, *, options: str = "size=24m") -> Path:
-        path.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", path], check=True)
-        mounted.append(path)
-        return path
-
-    yield small
-    for path in reversed(mounted):
-        subprocess.run(["umount", path], check=True)
 
 
 @pytest.fixture

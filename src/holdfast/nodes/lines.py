@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import msgspec
 
-from holdfast import durable
-from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
+from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable, disk_failed
 from holdfast.kernel import framing, wire
 from holdfast.sandbox.overlay import LayerNotWritable, OverlayUnavailable
 
@@ -116,7 +115,7 @@ def _is_alive(pid: int) -> bool:
 def _refusal(reason: str) -> HoldfastError:
     if found := re.search(rf"{LayerNotWritable.__name__}: \[Errno (\d+)\]", reason):
         number = int(found[1])
-        return durable.disk_failed("laying the session's layer", OSError(number, os.strerror(number)))
+        return disk_failed("laying the session's layer", OSError(number, os.strerror(number)))
     if OverlayUnavailable.__name__ in reason:
         return SandboxUnavailable(
             f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",

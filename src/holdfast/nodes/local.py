@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from holdfast import durable
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import KernelStartFailed, SandboxUnavailable
@@ -260,7 +261,7 @@ class LocalNode:
         log = self._log_of(environment)
         here, there = _packet_pair()
         line = Line(here)
-        with open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
+        with durable.ours("starting the zygote"), open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
             request = wire.StartZygote(
                 python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
                 root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
@@ -304,7 +305,7 @@ async def _start_keeper(logs: Path, *, freezers: str | None) -> Line:
     numbers = [str(fd) for fd in (there.fileno(), *fds, *([-1] if freezers is None else []))]
     command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), *numbers]
     line = Line(here)
-    with open(logs / "keeper.log", "wb") as log, there:  # noqa: ASYNC230 (once)
+    with durable.ours("starting the keeper"), open(logs / "keeper.log", "wb") as log, there:  # noqa: ASYNC230 (once)
         try:
             await anyio.run_process(
                 command,

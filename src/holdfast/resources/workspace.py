@@ -66,6 +66,7 @@ class Workspace:
             _make_area(self.files.root / name, name, owner)
         self._guest = owner
 
+    @durable.ours("making the session's directories durable")
     def sync(self) -> None:
         """Make the directories last. Before the journal knows of the session: one whose directory is not there was
         deleted (`is_gone`)."""
@@ -99,7 +100,7 @@ class Workspace:
 
     def try_writing(self) -> None:
         """Write a file and remove it. Raises DiskFailed."""
-        with durable.ours("a write"):
+        with durable.ours("a run's write"):
             durable.write_file(self.path / "try", bytes(1 << 12))
             (self.path / "try").unlink()
 
@@ -182,6 +183,7 @@ class Workspace:
         """Whose files put here from outside must be; None where they are our own anyway."""
         return owner_of(self.files.area("data").stat()) if os.geteuid() == 0 else None
 
+    @durable.ours("removing old layers")
     def sweep_stages(self) -> None:
         """Remove every stage. Nothing is mounted on one any more, and no run wants one."""
         for path in self._stages.iterdir():
@@ -197,6 +199,7 @@ class Workspace:
         for directory in (self.blobs, self.manifests):
             durable.sweep(directory)
 
+    @durable.ours("measuring the session's files")
     def usage(self, pids: Iterable[int] = ()) -> Usage:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""
         committed = [] if self.shared is not None else [self.files.area(name) for name in DIRECTORIES]
@@ -207,6 +210,7 @@ class Workspace:
     def _unlinked_bytes(self, pids: Iterable[int]) -> int:
         return unlinked_bytes(pids, device=self.path.stat().st_dev)
 
+    @durable.ours("removing the session's files")
     def remove(self) -> None:
         """All of it or nothing: a session without its directory is deleted, and one rename takes it away. What is cut
         short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room
