@@ -386,7 +386,7 @@ class Computer:
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
-        if self.staging.has_changes():
+        if self.staging.is_gone() or self.staging.has_changes():
             await self._follow(self.staging.path, self._next_layer)
 
     async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:

@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from holdfast import durable
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, KeeperLost, KernelStartFailed, SandboxUnavailable
@@ -350,7 +351,7 @@ class LocalNode:
         log = self._log_of(environment)
         here, there = _packet_pair()
         line = Line(here)
-        with open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
+        with durable.ours("starting the zygote"), open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
             request = wire.StartZygote(
                 python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
                 root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
@@ -406,7 +407,7 @@ async def _start_keeper(logs: Path, *, freezers: str | None) -> tuple[Line, int]
             theirs.callback(os.close, fd)
         control, pipe, host, *rest = map(str, fds)
         command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), control, host, *(rest or ["-1"]), pipe]
-        with open(logs / "keeper.log", "wb") as log:  # noqa: ASYNC230 (once)
+        with durable.ours("starting the keeper"), open(logs / "keeper.log", "wb") as log:  # noqa: ASYNC230 (once)
             await anyio.run_process(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False
             )
