@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast import checks as checking
 from holdfast import publication
-from holdfast.errors import ProtectedPath
+from holdfast.errors import HoldfastError, PatternsTooCostly, ProtectedPath, UndeclaredWrite
 from holdfast.executions import Aftermath, Execution
 from holdfast.model import ErrorCode, MemoryCap, Run, RunError
 from holdfast.preflight import Reading
@@ -16,6 +16,9 @@ from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 _MESSAGE = 2_000
 _MOST_NAMES = 10_000
 _NAME_LENGTH = 200
+_CODES: Mapping[type[HoldfastError], ErrorCode] = {
+    ProtectedPath: "protected_path", UndeclaredWrite: "undeclared_write", PatternsTooCostly: "patterns_too_costly",
+}  # fmt: skip
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +119,9 @@ def in_data(changes: list[Change]) -> list[Change]:
 
 def verification_error(checks: list[Check]) -> RunError:
     if (refusal := publication.reason(checks)) is not None:
-        code: ErrorCode = "protected_path" if isinstance(refusal, ProtectedPath) else "undeclared_write"
-        return RunError(code=code, name=type(refusal).__name__, message=refusal.message, hint=refusal.hint)
+        return RunError(
+            code=_CODES[type(refusal)], name=type(refusal).__name__, message=refusal.message, hint=refusal.hint
+        )
     mapped = any(check.name == checking.MAPPINGS and not check.ok for check in checks)
     way = "close what is still mapped" if mapped else "declare what the code really makes, or make the code do it"
     return RunError(
