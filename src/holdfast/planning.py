@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
+import msgspec
+
 from holdfast import cards, preflight
 from holdfast.books import Books
 from holdfast.config import Limits
@@ -14,7 +16,7 @@ from holdfast.patterns import MOST_STEPS, Files, is_pattern
 from holdfast.preflight import Reading
 from holdfast.records import Finding, Flow, Input, RunCard
 from holdfast.requests import RunRequest
-from holdfast.state import State
+from holdfast.state import MOST_NAMES, State
 
 _MANY = 1_000
 """Declared inputs, and files of one pattern, and files that the code seems to read."""
@@ -100,6 +102,8 @@ def live_names(state: State, request: RunRequest) -> Container[str]:
 
 def _findings(books: Books, request: RunRequest, reading: Reading) -> list[Finding]:
     state = books.state
+    if len(state.live()) >= MOST_NAMES:  # not all that are in memory are listed
+        reading = msgspec.structs.replace(reading, lacking=[])
     found = preflight.findings(
         reading, live=live_names(state, request), past=state.names, losses=books.losses, generation=state.generation
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
@@ -12,9 +13,9 @@ from holdfast.executions import Aftermath, Execution
 from holdfast.model import ErrorCode, MemoryCap, Run, RunError
 from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
+from holdfast.state import MOST_NAMES
 
 _MESSAGE = 2_000
-_MOST_NAMES = 10_000
 _NAME_LENGTH = 200
 _CODES: Mapping[type[HoldfastError], ErrorCode] = {
     ProtectedPath: "protected_path", UndeclaredWrite: "undeclared_write", PatternsTooCostly: "patterns_too_costly",
@@ -106,11 +107,14 @@ def names_after(
     finished = execution.outcome.finished
     if finished is None:
         return {}
-    bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
+    bound = {n: kind for n, kind in islice(finished.names.items(), MOST_NAMES) if len(n) <= _NAME_LENGTH}
     for name in live.keys() & set(reading.binds) - set(finished.gone):
         bound.setdefault(name, live[name][0])
-    names = {name: (kind[:_NAME_LENGTH] or "object", run) for name, kind in bound.items()}
-    return names | {name: ("", run) for name in finished.gone[:_MOST_NAMES] if name in live}
+    gone = {name: ("", run) for name in finished.gone[:MOST_NAMES] if name in live}
+    room = max(0, MOST_NAMES - len(live.keys() - gone.keys()))
+    new = set(islice((name for name in bound if name not in live), room))
+    names = {n: (kind[:_NAME_LENGTH] or "object", run) for n, kind in bound.items() if n in new or n in live}
+    return names | gone
 
 
 def in_data(changes: list[Change]) -> list[Change]:
