@@ -21,9 +21,9 @@ from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified
 from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
-from holdfast.state import State
+from holdfast.state import State, forgotten, with_names
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import Append, PutLost, PutSession, SessionRow
+from holdfast.store.rows import AnyWrite, Append, PutLost, PutNames, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
@@ -201,10 +201,14 @@ class Books:
 
     def _raise_generation(self, lost: Lost) -> None:
         self.losses.append(lost)
-        self.adopt(msgspec.structs.replace(self.state, generation=lost.generation))
-        self.journal.append_nowait(
-            PutLost(session=self.session, lost=lost), PutSession(session=self.session, row=self.row)
-        )
+        gone = forgotten(self.state.names)
+        state = with_names(self.state, bound={}, gone=gone)
+        self.adopt(msgspec.structs.replace(state, generation=lost.generation))
+        writes: list[AnyWrite] = [
+            PutLost(session=self.session, lost=lost),
+            PutSession(session=self.session, row=self.row),
+        ]
+        self.journal.append_nowait(*writes, *([PutNames(session=self.session, gone=gone)] if gone else []))
         self.tell(lost)
 
     def halt(self, error: HoldfastError) -> None:

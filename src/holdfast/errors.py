@@ -29,6 +29,7 @@
     ├── FileUnknown              no such file in the workspace
     ├── ProtectedPath            a run may not write to what tools of the user's run by themselves
     ├── UndeclaredWrite          a run wrote what none of its declared outputs covers
+    ├── PatternsTooCostly        declared patterns take too long to compare with the files there are
     ├── VerifyFailed             a chain, signature, manifest or file is not what it was
     ├── ExtraMissing             a face needs packages that are not installed
     ├── ApiKeyUnknown            no API key of that id is in this home
@@ -245,6 +246,12 @@ class UndeclaredWrite(HoldfastError):
     """A write into a user's directory that no declared output covers."""
 
     code = "undeclared_write"
+
+
+class PatternsTooCostly(HoldfastError):
+    """Declared patterns and the session's files together are more than the host compares."""
+
+    code = "patterns_too_costly"
 
 
 class VerifyFailed(HoldfastError):

@@ -13,8 +13,8 @@ else:
     Content = Any  # msgpack tells the two apart by itself, msgspec takes no union of them
 
 ErrorCode = Literal[
-    "exception", "syntax", "verification", "protected_path", "undeclared_write", "timeout", "out_of_memory", "killed",
-    "interrupted", "output_limit", "kernel_lost",
+    "exception", "syntax", "verification", "protected_path", "undeclared_write", "patterns_too_costly", "timeout",
+    "out_of_memory", "killed", "interrupted", "output_limit", "kernel_lost",
 ]  # fmt: skip
 _SHOWN = 100
 """Characters of a result in one line."""

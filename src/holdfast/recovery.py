@@ -21,7 +21,7 @@ from holdfast.store.rows import VersionRow
 from holdfast.travel import is_kept
 
 _NAMED = 10
-_COMPARED = 1_000
+_COMPARED = 200
 """CKPTs that a mistyped one is compared with, the latest first."""
 _ADVICE = {
     "exception": Step(action="change", why="fix the code and run it again"),
@@ -31,6 +31,7 @@ _ADVICE = {
     "undeclared_write": Step(
         action="change", why="declare what it writes with --out, or choose --undeclared drop or keep"
     ),
+    "patterns_too_costly": Step(action="change", why="declare fewer patterns, or name the directory of the files"),
     "timeout": Step(action="change", why="do less in one run, or give it more time"),
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),

@@ -51,6 +51,7 @@ STATUSES = {
     "verify_failed": 409,
     "protected_path": 403,
     "undeclared_write": 409,
+    "patterns_too_costly": 422,
     "extra_missing": 501,
     "api_key_unknown": 404,
     "too_many_sessions": 429,
