@@ -24,6 +24,7 @@
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
+    ├── KeyMismatch              the journal answers an idempotency key with another run than its receipt says
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
@@ -216,6 +217,12 @@ class KeyReused(HoldfastError):
     """The idempotency key belongs to another request. Nothing ran."""
 
     code = "key_reused"
+
+
+class KeyMismatch(HoldfastError):
+    """What the journal has under an idempotency key is not what the receipt of that run says. Nothing ran."""
+
+    code = "key_mismatch"
 
 
 class RehearsalUnavailable(HoldfastError):

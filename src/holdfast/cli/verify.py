@@ -73,6 +73,8 @@ def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
     if not report.ok:
         # Paths are the guest's: on a terminal they must stay text.
         print(f"WRONG: session {report.session}: {harmless(report.problem)}\nright until then: {counts}")
+        if report.hint:
+            print(f"hint: {harmless(report.hint)}")
         return
     print(f"ok: session {report.session}: {counts}")
     print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")

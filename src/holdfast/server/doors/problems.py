@@ -45,6 +45,7 @@ STATUSES = {
     "internal": 500,
     "state_moved": 412,
     "key_reused": 422,
+    "key_mismatch": 409,
     "rehearsal_unavailable": 409,
     "ckpt_unknown": 404,
     "file_unknown": 404,
