@@ -15,11 +15,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast import durable, evidence, manifest, paths, verify
+from holdfast.checks import few
 from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
 from holdfast.config import home_path
 from holdfast.errors import DiskFull, FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.home import HIDDEN, JOURNAL
+from holdfast.protected import is_protected
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.resources.workspace import remove_tree
@@ -46,6 +48,8 @@ def export(session: str, directory: Path, *, home: Path | None = None, as_json: 
         print(f"{report.files} files and {report.receipts} receipts of session {report.session} are in {directory}")
         print(f"check them anywhere: holdfast verify {directory}")
         print(f"or by hand: cd {directory}/{evidence.FILES_NAME} && sha256sum -c ../{MANIFEST_NAME}")
+        if found := _protected(directory.expanduser() / evidence.FILES_NAME):
+            print(f"tools of yours run or obey these by themselves, look at them first: {harmless(few(found))}")
     return 0
 
 
@@ -113,6 +117,13 @@ def _refuse_without_receipts(store: Store, session: str) -> None:
         raise SessionUnknown(f"this home has no session {session!r}", hint=f"the latest in it: {latest}")
     if not row.receipts:
         raise InvalidSetting(f"session {session} has no receipt yet", hint="run something in it first")
+
+
+def _protected(files: Path) -> list[str]:
+    """An export is complete, or nobody could check it. So it names what `holdfast run` would not have published."""
+    with descent.Cursor(files) as cursor:
+        found = [paths.to_text(b"/".join(parts)) for parts, _ in cursor.walk()]
+    return [path for path in found if is_protected(path)]
 
 
 def _make(directory: Path) -> None:

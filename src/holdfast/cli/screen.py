@@ -15,7 +15,9 @@ _EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted
 _BROKEN_PIPE = 141
 _MOST_LINES = 10
 _ERASE = "\r\x1b[2K"
-_SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"}
+_SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"} | {
+    f"image/{kind}": kind for kind in ("png", "gif", "webp", "bmp", "tiff", "avif")
+}
 
 
 class Screen:
@@ -143,8 +145,9 @@ def images(display: Display) -> dict[str, str | bytes]:
 
 
 def saved(directory: Path, kind: str, data: bytes) -> Path:
-    """Write under the first number that is free: what is there stays. The kind is the guest's word, so not a path."""
-    suffix = _SUFFIXES.get(kind) or "".join(filter(str.isalnum, kind.removeprefix("image/")))[:8]
+    """Write under the first number that is free: what is there stays. The kind is the guest's word: it becomes no part
+    of a name that a tool of the user's might obey (`image/desktop`)."""
+    suffix = _SUFFIXES.get(kind, "image")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         number = 1
