@@ -49,6 +49,8 @@
 Each says what happened, and in `hint` what to do next.
 """
 
+from holdfast.visible import visible_lines
+
 
 class HoldfastError(Exception):
     """The root of the tree: catch this to catch every failure that is ours."""
@@ -56,9 +58,9 @@ class HoldfastError(Exception):
     code = "holdfast_error"
 
     def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible_lines(message)  # it names files, variables and packages as a guest has named them
+        self.hint = visible_lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]\nhint: {self.hint}"
