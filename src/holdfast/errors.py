@@ -56,6 +56,8 @@ Each says what happened, and in `hint` what to do next.
 
 import errno
 
+from holdfast.visible import visible_lines
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = (*_FULL, errno.EIO, errno.EROFS)
 """Numbers by which Linux says that a disk is full, broken or read-only."""
@@ -68,9 +70,9 @@ class HoldfastError(Exception):
     code = "holdfast_error"
 
     def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible_lines(message)  # it names files, variables and packages as a guest has named them
+        self.hint = visible_lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]\nhint: {self.hint}"

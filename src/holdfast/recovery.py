@@ -19,8 +19,11 @@ from holdfast.records import Lost
 from holdfast.state import State
 from holdfast.store.rows import VersionRow
 from holdfast.travel import is_kept
+from holdfast.visible import visible, visible_lines
 
 _NAMED = 10
+_MOST_CAUSE = 10_000
+"""Characters of a cause in the text."""
 _COMPARED = 200
 """CKPTs that a mistyped one is compared with, the latest first."""
 _ADVICE = {
@@ -224,10 +227,10 @@ def _written(
     ckpt = str(state.ckpt())
     steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state, read) if names else []), *first]
     lines = [
-        f"Cause: {cause}",
+        f"Cause: {_cause_in_words(cause)}",
         f"When: {_clock(at)}" + (f", in {run}" if run else ""),
         f"Memory: {_memory_in_words(memory, names)}",
-        f"Files: {files}",
+        f"Files: {visible(files)}",
         *([f"Taken back: {_few(discarded)}"] if discarded else []),
         *([f"Not to be brought back: {_few(not_restored)}"] if not_restored else []),
         *([f"May have happened: {_few(may_have_happened)}"] if may_have_happened else []),
@@ -239,6 +242,13 @@ def _written(
         generation=state.generation, files=files, discarded=discarded, names=names, not_restored=not_restored,
         may_have_happened=may_have_happened, steps=steps, text="\n".join(lines),
     )  # fmt: skip
+
+
+def _cause_in_words(cause: str) -> str:
+    """An exception's message may have lines that look like ours, so those after the first are indented."""
+    if len(cause) > _MOST_CAUSE:
+        cause = f"{cause[:_MOST_CAUSE]} … [{len(cause) - _MOST_CAUSE:,} more characters: the error has them]"
+    return visible_lines(cause).replace("\n", "\n    ")
 
 
 def _memory_in_words(memory: Memory, names: Mapping[str, Label]) -> str:
@@ -262,7 +272,7 @@ def _in_words(step: Step) -> str:
         "free_disk": "free disk space",
         "continue": f"go on from {step.ckpt}",
     }[step.action]
-    return f"{what} ({step.why})" if step.why else what
+    return f"{what} ({visible(step.why)})" if step.why else what
 
 
 def _clock(at: float) -> str:
@@ -270,5 +280,5 @@ def _clock(at: float) -> str:
 
 
 def _few(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:_NAMED])
+    shown = ", ".join(visible(item) for item in items[:_NAMED])
     return f"{shown} and {len(items) - _NAMED:,} more" if len(items) > _NAMED else shown
