@@ -13,8 +13,8 @@ else:
     Content = Any  # msgpack tells the two apart by itself, msgspec takes no union of them
 
 ErrorCode = Literal[
-    "exception", "syntax", "verification", "protected_path", "undeclared_write", "timeout", "out_of_memory", "killed",
-    "interrupted", "output_limit",
+    "exception", "syntax", "verification", "protected_path", "undeclared_write", "patterns_too_costly", "timeout",
+    "out_of_memory", "killed", "interrupted", "output_limit", "kernel_lost",
 ]  # fmt: skip
 _SHOWN = 100
 """Characters of a result in one line."""
@@ -32,7 +32,7 @@ def _one_line(text: str) -> str:
 
 
 class RunError(Noun, frozen=True):
-    """Why a run did not end well. Your code's failure, never Holdfast's own."""
+    """Why a run did not end well: your code's failure, or an end from outside of it (`interrupted`, `kernel_lost`)."""
 
     code: ErrorCode
     name: str
@@ -175,6 +175,9 @@ class Run(Noun, frozen=True, kw_only=True):
     memory and handles on processes, at the commit before open files that may not be opened again."""
     unprotected: str | None
     """Why there was no snapshot to fall back to; None if there was one."""
+    kernel_replaced: str = ""
+    """How and when the kernel ended that the session had before, if it was ended from outside since the run before;
+    this run had another in its place. Empty: it was not."""
     count: int
     """IPython's execution count, as in `Out[count]`."""
     exit_code: int | None
@@ -224,6 +227,8 @@ class ShellResult(Noun, frozen=True, kw_only=True):
     strays: list[Stray]
     duration_s: float
     egress: list[str] = []
+    kernel_replaced: str = ""
+    """As of `Run`."""
 
 
 class Name(Noun, frozen=True):
