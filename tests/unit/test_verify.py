@@ -868,7 +868,7 @@ def test_verify_tells_the_problem_and_exits_with_1(told: Author, capsys: pytest.
     (told.data / "\x1b]0;evil\x07").touch()
 
     assert check_session(SESSION, home=told.home, public_key=None, as_json=False) == 1
-    assert "WRONG: session 3f9a01bc77: file ␛]0;evil␇ is in no manifest" in capsys.readouterr().out
+    assert "WRONG: session 3f9a01bc77: file \\x1b]0;evil\\x07 is in no manifest" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["nosuch", "/no/such/directory", "../x"])

@@ -29,7 +29,6 @@ from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobo
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
-_MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
 _SMALL_BYTES = 32 << 10
@@ -140,8 +139,8 @@ class GuestShell(InteractiveShell):
         lines = stb if isinstance(stb, list) else [str(stb)]
         raised = wire.Raised(
             name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
-            message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
-            traceback=text("\n".join(lines)[-_MAX_MESSAGE:]),
+            message=text(wire.cut_end(self._message_of(evalue))),
+            traceback=text(wire.cut_middle("\n".join(lines))),
             kind="exception",
             line=self._line_of(evalue),
         )

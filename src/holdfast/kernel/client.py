@@ -163,6 +163,10 @@ class Kernel:
     def is_alive(self) -> bool:
         return self._pidfds.lives(self.pid)
 
+    def is_busy(self) -> bool:
+        """Whether its main thread runs, or waits for a processor: a sleeping one has nothing half done."""
+        return procfs.status(self.pid, b"State")[:1] == [b"R"]
+
     def has_snapshot(self) -> bool:
         return self.snapshot is not None and self.sleeps(self.snapshot)
 

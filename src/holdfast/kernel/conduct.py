@@ -20,6 +20,7 @@ from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput
 from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
+from holdfast.kernel.unfinished_lines import Piece, UnfinishedLines
 from holdfast.model import Displayed, DisplaysCleared, Event, Output
 
 Emit = Callable[[Event], Awaitable[None]]
@@ -70,6 +71,7 @@ class Conduct:
         self._asked: list[wire.Asked] = []
         self._asking: asyncio.Task[None] | None = None
         self._meanwhile: asyncio.Task[None] | None = None
+        self._lines = UnfinishedLines(kernel.is_busy)
         self._saves = Saves(on_save, self._reply)
         self._started = time.monotonic()
         self._deadline = float("inf")
@@ -186,13 +188,15 @@ class Conduct:
             await self._keep_time()
             for event in await self._next():
                 await self._take(event)
+            await self._print(self._lines.lines())
             await self._check()
         self._stop_asking()
         await self._saves.stop()
         for event in self._kernel.read_pipes():
             await self._take(event)
         for stream, text in self.output.finish():
-            await self._tell(Output(stream=stream, text=text))
+            await self._print(self._lines.add(stream, text))
+        await self._print(self._lines.rest())
         return Outcome(
             finished=self._finished,
             raised=self._raised,
@@ -209,7 +213,8 @@ class Conduct:
         if eager and self._meanwhile is None and (at_once := self._kernel.watch(_MOMENT_S)):
             return at_once
         tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
-        return await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic())))
+        left_s = min(self._deadline - time.monotonic(), self._lines.left_s())
+        return await self._kernel.wait(min(tick_s, max(0.001, left_s)))
 
     def _is_over(self) -> bool:
         if self._finished and self._saves:  # of a thread, which the cell did not wait for
@@ -265,7 +270,7 @@ class Conduct:
             case Printed():
                 text = self.output.add(event.stream, event.data, charged=self._began)
                 if text:
-                    await self._tell(Output(stream=event.stream, text=text))
+                    await self._print(self._lines.add(event.stream, text))
             case Died():
                 self._died = event
             case Gone():
@@ -290,6 +295,7 @@ class Conduct:
                     await self._hear(message.result)
                 self._finished = message
             case wire.Asked() if self._ask is not None and len(self._asked) < _MOST_QUESTIONS:
+                await self._print(self._lines.rest())  # what a question is about stands before it
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
@@ -320,6 +326,7 @@ class Conduct:
             self._lose("it does not read what it asks for")
 
     async def _show(self, message: wire.Shown | wire.Cleared) -> None:
+        await self._print(self._lines.rest())
         match message:
             case wire.Shown():
                 display = self.shelf.add(message)
@@ -343,6 +350,10 @@ class Conduct:
         if self._asking is not None:
             self._asking.cancel()
         self._asked, self._asking = [], None
+
+    async def _print(self, pieces: list[Piece]) -> None:
+        for stream, text in pieces:
+            await self._tell(Output(stream=stream, text=text))
 
     async def _tell(self, event: Event) -> None:
         """A slow reader slows the cell down; the clock goes on, and from the end on he is not waited for any more."""
