@@ -20,8 +20,8 @@ from typing import Literal
 import msgspec
 
 from holdfast import checks
-from holdfast.errors import HoldfastError, ProtectedPath, UndeclaredWrite
-from holdfast.expectations import matching
+from holdfast.errors import HoldfastError, PatternsTooCostly, ProtectedPath, UndeclaredWrite
+from holdfast.patterns import HINT, Files, is_pattern
 from holdfast.protected import is_bytecode, is_cache, is_protected
 from holdfast.protected_places import ProtectedPlaces
 from holdfast.records import Change, Check
@@ -30,7 +30,6 @@ from holdfast.resources.descent import Cursor, Parts, Tree, look, parts_of
 Undeclared = Literal["refuse", "drop", "keep"]
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-_MARKS = "*?["
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +109,8 @@ def reason(found: Sequence[Check]) -> HoldfastError | None:
     for check in failed:
         if check.name == ProtectedPath.code:
             return ProtectedPath(check.detail, hint=_HINTS[check.name])
+        if check.name == PatternsTooCostly.code:
+            return PatternsTooCostly(check.detail, hint=HINT)
     if [check.name for check in failed] == [UndeclaredWrite.code]:
         return UndeclaredWrite(failed[0].detail, hint=_HINTS[UndeclaredWrite.code])
     return None
@@ -119,15 +120,15 @@ def reason(found: Sequence[Check]) -> HoldfastError | None:
 
 
 def _covered(changes: Sequence[Change], publication: Publication) -> set[str]:
-    paths = [change.path for change in changes]
-    found = {path for pattern in [*publication.outputs, *publication.executable] for path in matching(pattern, paths)}
+    files = Files(change.path for change in changes)
+    found = {path for pattern in [*publication.outputs, *publication.executable] for path in files.meant_by(pattern)}
     put = [change.path for change in changes if change.path in found and change.action != "removed"]
     above = _all_above(put)
     return found | {change.path for change in changes if _is_new_directory(change) and change.path in above}
 
 
 def _exact(publication: Publication) -> set[str]:
-    return {path for path in publication.outputs if not any(mark in path for mark in _MARKS)}
+    return {path for path in publication.outputs if not is_pattern(path)}
 
 
 def _all_above(paths: Iterable[str]) -> set[str]:
@@ -175,7 +176,7 @@ def _refusal(
         if not _is_allowed(change, exact, allowed) and _is_protected(change, places)
     ]  # fmt: skip
     if protected:
-        return _refused(_protected(protected))
+        return checks.refused(_protected(protected))
     if publication.is_closed and publication.undeclared == "refuse":
         undeclared = [change.path for change in changes if change.path not in covered]
         return _of_undeclared(undeclared) if undeclared else None
@@ -224,7 +225,8 @@ class _Modes:
     def __init__(self, publication: Publication, paths: list[str], cursor: Cursor) -> None:
         self.stripped: list[str] = []
         self._cursor = cursor
-        self._executable = {path for pattern in publication.executable for path in matching(pattern, paths)}
+        files = Files(paths)
+        self._executable = {path for pattern in publication.executable for path in files.meant_by(pattern)}
 
     def of(self, change: Change) -> Change:
         if change.kind != "file" or change.action == "removed":
@@ -260,12 +262,8 @@ def _undeclared(paths: Sequence[str]) -> UndeclaredWrite:
     return UndeclaredWrite(f"no --out covers {checks.few(paths)}", hint=_HINTS[UndeclaredWrite.code])
 
 
-def _refused(error: HoldfastError) -> Check:
-    return Check(name=error.code, ok=False, detail=error.message)
-
-
 def _of_undeclared(paths: Sequence[str]) -> Check:
-    return _refused(_undeclared(paths))
+    return checks.refused(_undeclared(paths))
 
 
 def _left(paths: Sequence[str]) -> list[Check]:

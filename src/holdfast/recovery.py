@@ -24,7 +24,7 @@ from holdfast.visible import visible, visible_lines
 _NAMED = 10
 _MOST_CAUSE = 10_000
 """Characters: an exception's message may be a megabyte."""
-_COMPARED = 1_000
+_COMPARED = 200
 """CKPTs that a mistyped one is compared with, the latest first."""
 _ADVICE = {
     "exception": Step(action="change", why="fix the code and run it again"),
@@ -34,9 +34,11 @@ _ADVICE = {
     "undeclared_write": Step(
         action="change", why="declare what it writes with --out, or choose --undeclared drop or keep"
     ),
+    "patterns_too_costly": Step(action="change", why="declare fewer patterns, or name the directory of the files"),
     "timeout": Step(action="change", why="do less in one run, or give it more time"),
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),
+    "kernel_lost": Step(action="retry", why="it was no fault of the code: run it again as it is, or with the same key"),
     "output_limit": Step(action="change", why="print less, or write to a file"),
     "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }
@@ -87,7 +89,7 @@ def of_rollback(
         discarded=[*(path for path in undone if path not in {*saved, *gave_way}), *aftermath.discarded],
         not_restored=aftermath.not_restored,
         may_have_happened=sent,
-        first=[advice],
+        first=[advice] if error.code != "kernel_lost" or aftermath.memory != "lost" else [],  # names come first
         read=read,
     )
 

@@ -12,7 +12,7 @@ from holdfast.errors import InvalidSetting
 from holdfast.model import Display, Recovery, Run, RunError
 from holdfast.visible import visible, visible_lines
 
-_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "interrupted": 130}
+_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "kernel_lost": 137, "interrupted": 130}
 _BROKEN_PIPE = 141
 _MOST_LINES = 10
 _ERASE = "\r\x1b[2K"
@@ -88,6 +88,8 @@ class Screen:
                 self.line(f"[a display of {visible(kinds)}: --json has it]")
         if run.dropped_displays:
             self.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
+        if run.kernel_replaced:
+            self.line(f"[it had another kernel: {visible(run.kernel_replaced)}]")
         for stray in run.strays:
             self.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {visible(stray.name)}]")
         refused = [line for line in run.egress if line.startswith("refused")]

@@ -11,7 +11,7 @@ from typing import cast
 import typer
 
 from holdfast.cli import unheard
-from holdfast.errors import HoldfastError, HomeBusy
+from holdfast.errors import DISK, HoldfastError, HomeBusy, as_told
 from holdfast.visible import visible, visible_lines
 
 # typer has click within, and names only this one of its errors.
@@ -40,7 +40,10 @@ def told(home: Path | None = None, *, as_json: bool = False) -> Iterator[None]:
     try:
         _finish_killed(home)
         yield
-    except HoldfastError as error:
+    except (HoldfastError, OSError) as failure:
+        if isinstance(failure, OSError) and failure.errno not in DISK:
+            raise
+        error = as_told(failure)
         if as_json:
             _refuse(error.code, error.message, error.hint)
         print(f"holdfast: {error}", file=sys.stderr)

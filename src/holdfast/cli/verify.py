@@ -71,6 +71,8 @@ def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
     counts = f"{report.receipts} receipts, {report.manifests} manifests, {report.files} files, {report.bytes} bytes"
     if not report.ok:
         print(f"WRONG: session {visible(report.session)}: {visible(report.problem)}\nright until then: {counts}")
+        if report.hint:
+            print(f"hint: {visible(report.hint)}")
         return
     print(f"ok: session {report.session}: {counts}")
     print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")

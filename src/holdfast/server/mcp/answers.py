@@ -140,6 +140,8 @@ def _remarks(run: Run) -> Iterator[str]:
         yield f"earlier attempts sent, and it may have happened: {_few(run.may_have_happened, most=_MOST_OUTPUTS)}"
     if run.outside:
         yield f"changed between two runs: {_few(run.outside)}"
+    if run.kernel_replaced:
+        yield f"it had another kernel than the run before: {run.kernel_replaced}"
     if run.strays:
         yield f"left behind: {_few([f'{stray.kind} {stray.name}, {stray.outcome}' for stray in run.strays])}"
     if run.dropped_displays:
@@ -197,6 +199,8 @@ def _facts(run: Run) -> dict[str, Any]:
             "result": None if run.text is None else _clipped(run.text),
             "stdout": _clipped(run.stdout),
             "stderr": _clipped(run.stderr),
+            "exit_code": run.exit_code,
+            "next_input": run.next_input,
             "error": run.error and _clipped_error(run.error),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
@@ -207,6 +211,7 @@ def _facts(run: Run) -> dict[str, Any]:
             "egress": run.egress[:_MOST_ITEMS],
             "may_have_happened": run.may_have_happened[-_MOST_ITEMS:],
             "strays": run.strays[:_MOST_ITEMS],
+            "kernel_replaced": run.kernel_replaced,
             "replayed": run.replayed,
             "attempt": run.attempt,
             "receipt": None if receipt is None else {"number": receipt.number, "sha256": receipt.sha256},
@@ -260,7 +265,8 @@ def of_recovery(recovery: Recovery, codes: Mapping[str, str]) -> Answer:
 
 
 def _clipped_error(error: RunError) -> RunError:
-    return msgspec.structs.replace(error, message=_clipped(error.message), traceback=_clipped(error.traceback))
+    message, traceback = _clipped(error.message), _clipped(error.traceback)
+    return msgspec.structs.replace(error, message=message, traceback=traceback, blocks=[])
 
 
 def _latest(recovery: Recovery) -> Recovery:
