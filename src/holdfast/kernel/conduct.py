@@ -22,6 +22,7 @@ from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
 from holdfast.kernel.unfinished_lines import Piece, UnfinishedLines
 from holdfast.model import Displayed, DisplaysCleared, Event, Output
+from holdfast.pace import Pace
 
 Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
@@ -57,6 +58,7 @@ class Conduct:
         limits: Limits,
         *,
         run: str = "",
+        pace: Pace | None = None,
         emit: Emit | None = None,
         ask: Ask | None = None,
         on_save: OnSave | None = None,
@@ -66,6 +68,7 @@ class Conduct:
         self._kernel = kernel
         self._limits = limits
         self._run_id = run
+        self._pace = pace or Pace()
         self._emit = emit
         self._ask = ask
         self._asked: list[wire.Asked] = []
@@ -96,7 +99,7 @@ class Conduct:
     def successor(self) -> "Conduct":
         """For what else belongs to the run: its output goes on, and its time."""
         after = Conduct(
-            self._kernel, self.output, self._limits, run=self._run_id,
+            self._kernel, self.output, self._limits, run=self._run_id, pace=self._pace,
             emit=self._emit, ask=self._ask, on_save=self._saves.on_save,
         )  # fmt: skip
         after.shelf, after._started = self.shelf, self._started
@@ -191,7 +194,9 @@ class Conduct:
         while not self._is_over():
             await self._keep_time()
             for event in await self._next():
-                await self._take(event)
+                await self._pace.turn()
+                with self._pace.step(len(event.data) if isinstance(event, Printed) else 0):
+                    await self._take(event)
             await self._print(self._lines.lines())
             await self._check()
         self._stop_asking()
