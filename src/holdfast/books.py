@@ -23,7 +23,7 @@ from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import Append, PutLost, PutSession, SessionRow
+from holdfast.store.rows import Append, DropSession, PutLost, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
@@ -264,6 +264,13 @@ class Books:
         except SessionHalted as error:
             self.halt(error)
             raise
+
+
+async def delete(journal: Journal, workspace: Workspace) -> None:
+    """Delete a session: its files first, which may make the room that the journal needs."""
+    await anyio.to_thread.run_sync(workspace.remove)
+    await journal.append(DropSession(session=workspace.path.name))
+    await anyio.to_thread.run_sync(workspace.forget_removal)
 
 
 def is_code_committed(records: Sequence[AnyRecord]) -> bool:

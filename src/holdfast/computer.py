@@ -113,6 +113,10 @@ class Computer:
                 except ProcessStuck:
                     self._haunted = True
 
+    def has_lost_stage(self) -> bool:
+        """Whether the layer under the kernel was deleted on the host."""
+        return self.now is not None and not self.workspace.stage_path(self.staging.name).exists()
+
     async def close(self) -> None:
         """End the kernel, every process and the cgroup. Files stay."""
         await self.end_kernel()

@@ -17,7 +17,10 @@
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
+    │   ├── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
+    │   └── JournalLost          the journal was deleted, replaced or set back
+    ├── FilesLost                the directory of a session is not there, and nobody deleted the session
+    ├── KeysLost                 the key that signs receipts is gone, damaged or another
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
@@ -163,6 +166,24 @@ class DiskFailed(HoldfastError):
 class DiskFull(DiskFailed):
     """No room for a write. Nothing of it is there, so that it may be tried again when there is room: by the caller; or,
     if the run was verified by then, by us alone, which the message says."""
+
+
+class JournalLost(DiskFailed):
+    """The journal is not the file that it was, or lacks commits that were acknowledged. No run is acknowledged."""
+
+    code = "journal_lost"
+
+
+class FilesLost(HoldfastError):
+    """Files of a session are gone from the home, and nobody deleted the session. Nothing runs in it."""
+
+    code = "files_lost"
+
+
+class KeysLost(HoldfastError):
+    """The key that signed the receipts of this home is not there. No other is made unless the user asks for it."""
+
+    code = "keys_lost"
 
 
 class InternalFault(HoldfastError):

@@ -16,11 +16,12 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from holdfast import retention
-from holdfast.books import Books
+from holdfast.books import Books, delete
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
 from holdfast.egress.allowed import AllowList
 from holdfast.errors import (
+    DiskFailed,
     DiskFull,
     EgressRefused,
     HoldfastError,
@@ -38,7 +39,6 @@ from holdfast.once import Once
 from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import RolledBack, settle_open
-from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
 _PLANS_BYTES = 32 << 20
@@ -205,8 +205,8 @@ class LiveSession:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)
         else:
-            await anyio.to_thread.run_sync(self.workspace.remove)
-            self.books.journal.append_nowait(DropSession(session=self.id))
+            with suppress(DiskFailed):  # its directory says that it is deleted, and the next start writes it down
+                await delete(self.books.journal, self.workspace)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -253,6 +253,9 @@ class LiveSession:
         if isinstance(stopped := self.books.stopped, (DiskFull, InternalFault)):
             await self._settle_late(stopped)
         self.books.refuse_if_halted()
+        self.workspace.refuse_lost()
+        if self.computer.has_lost_stage():  # what code writes would go nowhere, and be committed as nothing
+            await self.computer.end_kernel()
 
     async def _settle_late(self, stopped: HoldfastError) -> None:
         await self.computer.hold()  # what is published now is moved into the files below its layer

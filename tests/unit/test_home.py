@@ -84,5 +84,5 @@ def test_what_names_a_home_lasts_before_anybody_owns_it(
     home.release()
 
     # In a directory of the user's there are the user's key, `.gitignore`, the journal and the mark besides.
-    assert len(synced) == (7 if is_shared else 2), "id and epoch"
+    assert len(synced) == (7 if is_shared else 3), "place, id and epoch"
     assert not list(home.path.glob(f"{durable.TEMPORARY}*"))
