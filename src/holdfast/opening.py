@@ -69,7 +69,7 @@ async def settle_shared(settings: Settings) -> dict[str, str]:
             await strays.sweep(tree)
             await anyio.to_thread.run_sync(tree.remove)
         key = await anyio.to_thread.run_sync(signing_key, home.parent)
-        async with _journal(home) as journal:
+        async with _closing(await anyio.to_thread.run_sync(_open_journal, home)) as journal:
             runs = await journal.read(lambda store: store.unsettled())
             await _settle_all(home, journal, key)
             ended = await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
@@ -89,7 +89,7 @@ def _end_of(store: Store, session: str, run: str) -> str:
 async def drop_kept(settings: Settings, session_id: str) -> None:
     """Delete a kept session's files and books where nobody owns the home; nothing else is touched."""
     with _owned(settings) as home:
-        async with _journal(home) as journal:
+        async with _closing(await anyio.to_thread.run_sync(_open_journal, home)) as journal:
             await delete(journal, home.workspace(session_id))
 
 
@@ -100,7 +100,7 @@ async def accept_loss(settings: Settings) -> list[str]:
     with _owned(settings) as home:
         key = await anyio.to_thread.run_sync(signing_key, home.parent)
         told = await anyio.to_thread.run_sync(_accept_journal, home)
-        async with _journal(home) as journal:
+        async with _closing(Journal(home.journal)) as journal:
             rows = await journal.read(lambda store: store.sessions())
             problems = await journal.read(lambda store: _problems(store, home, key, rows if told else []))
             for row, problem in problems:
@@ -154,8 +154,7 @@ def _acquire(settings: Settings) -> Home:
 
 
 @asynccontextmanager
-async def _journal(home: Home) -> AsyncIterator[Journal]:
-    journal = await anyio.to_thread.run_sync(_open_journal, home)
+async def _closing(journal: Journal) -> AsyncIterator[Journal]:
     try:
         yield journal
     finally:
