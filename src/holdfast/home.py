@@ -36,17 +36,18 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from holdfast import durable, marks
-from holdfast.errors import HomeBusy, InvalidSetting, SessionUnknown
+from holdfast.errors import HoldfastError, HomeBusy, InvalidSetting, SessionUnknown
 from holdfast.identity import Identity, identity_of
 from holdfast.resources import descent
 from holdfast.resources.workspace import Workspace, refuse_foreign
 from holdfast.signing import SigningKey
+from holdfast.store.sqlite import Store
 
 JOURNAL = "journal.sqlite3"
 SOCKET = "socket"
@@ -160,11 +161,22 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
 def signing_key(home: Path) -> SigningKey:
     """Of the user's home, which nobody may have had to write to before."""
     try:
-        return SigningKey.load_or_create(home / "keys")
+        return SigningKey.load_or_create(home / "keys", has_signed=lambda: _has_receipts(home / JOURNAL))
     except OSError as error:
         raise InvalidSetting(
             f"{home} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
         ) from error
+
+
+def _has_receipts(journal: Path) -> bool:
+    """Whether a key of this home signed anything. A journal that cannot be read may have what was signed."""
+    try:
+        with closing(Store(journal, read_only=True)) as store:
+            return any(row.receipts for row in store.sessions())
+    except InvalidSetting:
+        return False
+    except HoldfastError:
+        return True
 
 
 def _make_or_believe(path: Path, key: SigningKey) -> None:

@@ -61,9 +61,10 @@ def refuse_unmarked(directory: Path, own_id: str, journal: str, key: SigningKey)
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with durable.closing_fd(place), durable.closing_fd(os.open(NAME, _FILE, dir_fd=place)) as mark:
             signer, _, signature = os.read(mark, _LONGEST_BYTES).decode(errors="replace").strip().partition(" ")
-            if signer != key.key_id:
+            public = next((each for each in key.public.accepted if each.key_id == signer), None)
+            if public is None:
                 raise _not_ours(directory, "another home, or another key of yours, made it")
-            if key.public.verifies(_from_hex(signature), _signed(own_id, mark, place, journal)):
+            if public.verifies(_from_hex(signature), _signed(own_id, mark, place, journal)):
                 return
             raise _not_ours(directory, "it is a copy, or something was put in its place")
     except OSError as error:

@@ -333,3 +333,101 @@ def test_a_deleted_lock_file_lets_no_second_owner_in(home: Path, lean: Path) -> 
     (home / "lock").write_text("")
     assert Owner(home, lean).code == "home_busy"
     assert owner.write("b.txt")[0] == "ok"
+
+
+# -- copies ------------------------------------------------------------------------------------------------------
+
+
+def id_of(home: Path) -> str:
+    return (home / "id").read_text().strip()
+
+
+def copy(home: Path, target: Path) -> Path:
+    subprocess.run(["cp", "-a", home, target], check=True)
+    return target
+
+
+def test_a_copied_home_takes_a_new_id_and_both_run_side_by_side(home: Path, lean: Path) -> None:
+    original = Owner(home, lean)
+    original.write("a.txt")
+    copied = copy(home, home.with_name("copied"))
+
+    other = Owner(copied, lean, original.session)
+    assert other.code == "ok", "its lock is its own"
+    assert id_of(copied) != id_of(home)
+    for owner in (original, other):
+        assert owner.write("b.txt", "both")[0] == "ok"
+        assert owner.do("s.read('a.txt').decode()") == ["ok", "kept"]
+    assert "is a copy, or was moved to another disk: it has a new id now" in other.keep()
+    assert original.write("c.txt")[0] == "ok", "the other one ended, and swept nothing of this one"
+    original.keep()
+    for place in (home, copied):
+        verified = holdfast("verify", original.session, "--home", place)
+        assert verified.returncode == 0, verified.stdout
+
+
+def test_a_copy_keeps_its_new_id_and_a_moved_home_its_own(home: Path, lean: Path, stopped: Callable[..., str]) -> None:
+    session = stopped()
+    original = id_of(home)
+    copied = copy(home, home.with_name("copied"))
+    Owner(copied, lean).keep()
+    new = id_of(copied)
+    moved = home.rename(home.with_name("moved"))
+
+    assert Owner(copied, lean).keep() == ""
+    owner = Owner(moved, lean, session)
+    assert owner.do("s.read('a.txt').decode()") == ["ok", "kept"]
+    assert owner.keep() == ""
+    assert (id_of(copied), id_of(moved)) == (new, original)
+
+
+def test_a_home_that_is_restored_in_place_goes_on(home: Path, lean: Path, stopped: Callable[..., str]) -> None:
+    session = stopped()
+    backup = copy(home, home.with_name("backup"))
+    shutil.rmtree(home)
+    copy(backup, home)
+
+    owner = Owner(home, lean, session)
+    assert owner.do("s.read('a.txt').decode()") == ["ok", "kept"]
+    owner.keep()
+    assert holdfast("verify", session, "--home", home).returncode == 0
+
+
+def test_a_home_that_is_restored_under_its_owner_is_noticed(
+    home: Path, lean: Path, stopped: Callable[..., str]
+) -> None:
+    session = stopped()
+    backup = copy(home, home.with_name("backup"))
+    owner = Owner(home, lean, session)
+    shutil.rmtree(home)
+    copy(backup, home)
+
+    assert owner.do(WRITE.format("b.txt", "after"))[0] in ("journal_lost", "files_lost")
+    owner.kill()
+    again = Owner(home, lean, session)
+    assert again.do("s.read('a.txt').decode()") == ["ok", "kept"]
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["ed25519.pem", "*.pem", "*"])
+def test_lost_keys_are_named_at_the_start_and_a_new_one_leaves_old_receipts_right(
+    home: Path, lean: Path, stopped: Callable[..., str], lost: str
+) -> None:
+    session = stopped()
+    for path in (home / "keys").glob(lost):
+        path.unlink()
+
+    refused = Owner(home, lean, session)
+    assert refused.code == "keys_lost"
+    assert "holdfast keys rotate" in refused.session
+    refused.end()
+    rotated = holdfast("keys", "rotate", "--home", home)
+    assert rotated.returncode == 0, rotated.stderr
+    assert "still accepted" in rotated.stdout
+    owner = Owner(home, lean, session)
+    assert owner.write("b.txt")[0] == "ok"
+    assert holdfast("keys", "rotate", "--home", home).returncode == 3, "its owner would go on with the old one"
+    owner.keep()
+    assert holdfast("verify", session, "--home", home).returncode == 0

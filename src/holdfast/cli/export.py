@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast import durable, evidence, manifest, paths, verify
+from holdfast import durable, evidence, manifest, paths, signing, verify
 from holdfast.cli import homes
 from holdfast.cli.terminal import harmless
 from holdfast.config import home_path
@@ -23,7 +23,6 @@ from holdfast.home import HIDDEN, JOURNAL
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.resources.workspace import remove_tree
-from holdfast.signing import PUBLIC
 from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
@@ -72,7 +71,9 @@ def _write(store: Store, session: str, directory: Path, *, files: Path, home: Pa
     with _whole(directory):
         (directory / evidence.RECEIPTS_NAME).mkdir()
         (directory / evidence.FILES_NAME).mkdir()
-        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+        (directory / evidence.KEY_NAME).write_bytes(signing.key_of_home(home).pem)
+        if len(links := signing.chain_of_home(home)) > 1:
+            (directory / evidence.CHAIN_NAME).write_bytes(msgspec.json.encode(links))
         (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
         for row in store.receipts(session):
             (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
