@@ -399,7 +399,7 @@ def test_a_home_that_is_restored_under_its_owner_is_noticed(
     session = stopped()
     backup = copy(home, home.with_name("backup"))
     owner = Owner(home, lean, session)
-    shutil.rmtree(home)
+    home.rename(home.with_name("old"))
     copy(backup, home)
 
     assert owner.do(WRITE.format("b.txt", "after"))[0] in ("journal_lost", "files_lost")
@@ -431,3 +431,96 @@ def test_lost_keys_are_named_at_the_start_and_a_new_one_leaves_old_receipts_righ
     assert holdfast("keys", "rotate", "--home", home).returncode == 3, "its owner would go on with the old one"
     owner.keep()
     assert holdfast("verify", session, "--home", home).returncode == 0
+
+
+# -- everything that is in a home, one at a time -----------------------------------------------------------------
+
+SESSION = "sessions/*"
+PATHS = [
+    "id", "lock", "epoch", "place", "starting.lock", "journal.seen", "keys", "keys/ed25519.pem", "keys/ed25519.pub.pem",
+    "keys/chain", "keys.chain", "logs", "root", "sessions", SESSION, f"{SESSION}/files", f"{SESSION}/files/data",
+    f"{SESSION}/files/data/a.txt", f"{SESSION}/files/tmp", f"{SESSION}/files/home", f"{SESSION}/stages",
+    f"{SESSION}/blobs", f"{SESSION}/blobs/*", f"{SESSION}/manifests", f"{SESSION}/manifests/*", f"{SESSION}/view",
+    f"{SESSION}/log",
+]  # fmt: skip
+MENDED = {
+    "id", "lock", "epoch", "place", "starting.lock", "journal.seen", "keys/ed25519.pub.pem", "keys/chain", "keys.chain",
+    "logs", "root", f"{SESSION}/stages", f"{SESSION}/blobs", f"{SESSION}/blobs/*", f"{SESSION}/view", f"{SESSION}/log",
+}  # fmt: skip
+"""What holds nothing that was committed now: all goes on."""
+OWN = {"journal_lost", "files_lost", "keys_lost", "session_halted", "disk_failed", "home_busy", "state_moved"}
+
+
+def delete_at(home: Path, pattern: str) -> None:
+    found = list(home.glob(pattern))
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, lean: Path) -> tuple[Path, str]:
+    """A home that nobody owns, with a session that has files and an old version of one."""
+    home = lean_home(tmp_path_factory.mktemp("written") / "home")
+    owner = Owner(home, lean)
+    owner.write("a.txt", "old")
+    owner.write("a.txt")
+    owner.write("b.txt")
+    owner.keep()
+    return home, owner.session
+
+
+@pytest.mark.parametrize("pattern", PATHS)
+def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
+    home: Path, lean: Path, written: tuple[Path, str], pattern: str
+) -> None:
+    made, session = written
+    shutil.rmtree(home)
+    copy(made, home)
+    delete_at(home, pattern)
+
+    owner = Owner(home, lean, session)
+    if owner.code != "ok":
+        assert pattern not in MENDED
+        assert owner.code in OWN
+        assert " | " in owner.session, "a hint"
+        return
+    assert owner.write("c.txt")[1][0] == "committed"
+    answer = owner.do("s.read('a.txt').decode()")
+    owner.keep()
+    verified = holdfast("verify", session, "--home", home)
+    if pattern in MENDED:
+        assert answer == ["ok", "kept"]
+        assert verified.returncode == 0, verified.stdout
+    else:
+        assert answer == ["ok", "kept"] or answer[0] == "file_unknown"
+        assert "WRONG" in verified.stdout
+
+
+@pytest.mark.parametrize("pattern", PATHS)
+def test_what_is_deleted_while_the_home_lives_is_mended_or_named(
+    home: Path, lean: Path, written: tuple[Path, str], pattern: str
+) -> None:
+    made, session = written
+    shutil.rmtree(home)
+    copy(made, home)
+    owner = Owner(home, lean, session)
+    owner.do("s.names()")  # nothing of the start is left to do
+    delete_at(home, pattern)
+
+    code, told = owner.do(WRITE.format("c.txt", "new"))
+    again = owner.do("ran(s.run('1'))")
+    if code != "ok":
+        assert pattern not in MENDED
+        assert code in OWN
+        assert " | " in told, "a hint"
+        assert again[0] in OWN, "and nothing else is acknowledged"
+        return
+    assert told[0] == "committed", told
+    assert again[1][:2] == ["committed", "1"]
+    answer = owner.do("s.read('a.txt').decode()")
+    if pattern in MENDED:
+        assert answer == ["ok", "kept"]
+    owner.keep()
+    assert (files_of(home, session) / "c.txt").read_text() == "new"
+    verified = holdfast("verify", session, "--home", home)
+    assert verified.returncode == 0 or pattern not in MENDED, verified.stdout
