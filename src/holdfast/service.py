@@ -127,6 +127,7 @@ class Service:
         await books.load()
         books.refuse_if_halted()
         await settle_open(books, reason=_LATE)  # what could not be settled when the home was opened
+        await books.find_missing()
         session = await self._bring_up(books, _Kind(environment, limits, past_proxy(allowed)), cause=_RESTARTED)
         session.allow(allowed)
         session.mode = mode

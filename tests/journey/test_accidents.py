@@ -484,6 +484,7 @@ def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
         assert owner.code in OWN
         assert " | " in owner.session, "a hint"
         return
+    assert owner.do("s.run('1').outside") == ["ok", ["a.txt"] if pattern.endswith("a.txt") else []]
     assert owner.write("c.txt")[1][0] == "committed"
     answer = owner.do("s.read('a.txt').decode()")
     owner.keep()
