@@ -69,6 +69,7 @@ class Workspace:
         self.logs = path / "log"
         self._stages = path / "stages"
 
+    @durable.ours("making the session's directories")
     def create(self, *, owner: int | None) -> None:
         """Make the directories; `owner` is the guest's host uid where the host may give files away."""
         self.path.mkdir(mode=0o700)
@@ -78,6 +79,7 @@ class Workspace:
             _make_area(self.files.root / name, name, owner)
         self._guest = owner
 
+    @durable.ours("making the session's directories durable")
     def sync(self) -> None:
         """Make the directories last. Before the journal knows of the session: one whose directory is not there was
         deleted (`is_gone`)."""
@@ -109,6 +111,25 @@ class Workspace:
         for own in (self.path, *self._own()) if self.shared is not None else ():
             refuse_foreign(own)
 
+    def try_writing(self) -> None:
+        """Write a file and remove it. Raises DiskFailed."""
+        with durable.ours("a run's write"):
+            durable.write_file(self.path / "try", bytes(1 << 12))
+            (self.path / "try").unlink()
+
+    @durable.ours("the session's directories")
+    def mend(self) -> None:
+        """Make those of our own directories again that somebody removed. Raises FilesLost if the committed files are
+        not there, or others are: they come from nowhere else."""
+        for own in (self.path, self.files.root, *(self.files.area(name) for name in DIRECTORIES)):
+            if not own.is_dir():
+                raise _lost(own, self.path.name)
+        if self._places and self._places != self._areas():
+            raise _lost(self.files.root, self.path.name)
+        for own in self._own():
+            own.mkdir(mode=0o700, exist_ok=True)
+
+    @durable.ours("making the session's directories")
     def prepare(self, *, owner: int | None) -> None:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
         if not self.path.exists():
@@ -125,11 +146,12 @@ class Workspace:
         name = secrets.token_hex(4)
         stage, work = self.stage_path(name), self._stages / f"{name}.work"
         try:
-            with durable.failures_told("stage"):
+            with durable.ours("stage"):
                 self._make_stage(stage, work)
         except BaseException:
             for directory in (stage, work):
-                remove_tree(directory)
+                with suppress(OSError):  # a disk that went read-only meanwhile; the next opening removes it
+                    remove_tree(directory)
             raise
         return name
 
@@ -176,6 +198,7 @@ class Workspace:
         """Whose files put here from outside must be; None where they are our own anyway."""
         return owner_of(self.files.area("data").stat()) if os.geteuid() == 0 else None
 
+    @durable.ours("removing old layers")
     def sweep_stages(self) -> None:
         """Remove every stage. Nothing is mounted on one any more, and no run wants one."""
         for path in self._stages.iterdir():
@@ -191,6 +214,7 @@ class Workspace:
         for directory in (self.blobs, self.manifests):
             durable.sweep(directory)
 
+    @durable.ours("measuring the session's files")
     def usage(self, pids: Iterable[int] = ()) -> Usage:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""
         committed = [] if self.shared is not None else [self.files.area(name) for name in DIRECTORIES]
@@ -201,6 +225,7 @@ class Workspace:
     def _unlinked_bytes(self, pids: Iterable[int]) -> int:
         return unlinked_bytes(pids, device=self.path.stat().st_dev)
 
+    @durable.ours("removing the session's files")
     def remove(self) -> None:
         """All of it or nothing: one rename takes the directory away. The new name says that the session was deleted. It
         stays, empty, until the journal says it too (`forget_removal`). The next opening finishes what was cut short
@@ -231,12 +256,6 @@ class Workspace:
         kept = [self.files.root / name for name in DIRECTORIES] + [self.blobs, self.manifests]
         return any(os.path.isdir(directory) and os.listdir(directory) for directory in kept)
 
-    def refuse_lost(self) -> None:
-        """While the session is live. Raises FilesLost if its files are not those that it began with."""
-        if self._places and self._places != self._areas():
-            raise _lost(self.files.root, self.path.name)
-        self.mend()
-
     def _areas(self) -> list[Identity | None]:
         """Which directories hold what is committed; a shared one is looked at where it is used."""
         found = list[Identity | None]()
@@ -246,17 +265,6 @@ class Workspace:
             except OSError:
                 found.append(None)
         return found
-
-    def mend(self) -> None:
-        """Make again what is missing and held nothing that was committed. Raises FilesLost if files were in it."""
-        if self.is_gone():
-            raise _lost(self.path, self.path.name)
-        for own in self._own():
-            if own != self.files.root:
-                own.mkdir(mode=0o700, exist_ok=True)
-        for area in DIRECTORIES:
-            if not os.path.isdir(directory := self.files.root / area):
-                raise _lost(directory, self.path.name)
 
 
 def _take_rights(cursor: Cursor, parts: Parts, *, but: int) -> None:
@@ -268,8 +276,9 @@ def _take_rights(cursor: Cursor, parts: Parts, *, but: int) -> None:
 
 def _lost(missing: Path, session: str) -> FilesLost:
     return FilesLost(
-        f"{missing} is gone, and nobody deleted session {session}",
-        hint=f"put it back from a backup; or delete the session, with its receipts: holdfast end {session}",
+        f"the session's files are not there: {missing} was removed, replaced or unmounted",
+        hint="put it back (mount the disk, or restore a backup), then run it again; or delete the session, with its "
+        f"receipts: holdfast end {session}",
     )
 
 
