@@ -76,6 +76,8 @@ class LocalNode:
         self._home = home
         self._keeper: Line | None = None
         self._zygotes: dict[str, Line] = {}
+        self._sessions_at: dict[str, tuple[int, int]] = {}
+        """Of each zygote: which directory it has as that of the sessions."""
         self._starting = anyio.Lock()
         self._block: IdBlock | None = None
         self._second_id = namespaces.second_id(os.geteuid(), os.getegid()) is not None
@@ -248,12 +250,20 @@ class LocalNode:
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
-            line = self._zygotes.get(environment.prefix)
-            if line is None or line.is_broken():
+            prefix, sessions_at = environment.prefix, self._find_sessions()
+            line = self._zygotes.get(prefix)
+            # Another disk may be mounted there since, or none: a zygote has, and holds, the one that it started with.
+            if line is None or line.is_broken() or self._sessions_at[prefix] != sessions_at:
                 if line is not None:
                     line.close()
-                line = self._zygotes[environment.prefix] = await self._start_zygote(environment)
+                line = self._zygotes[prefix] = await self._start_zygote(environment)
+                self._sessions_at[prefix] = sessions_at
             return line
+
+    @durable.ours("looking for the sessions' directory")
+    def _find_sessions(self) -> tuple[int, int]:
+        found = os.stat(self._home.sessions)
+        return found.st_dev, found.st_ino
 
     async def _start_zygote(self, environment: Environment) -> Line:
         if self._keeper is None or self._keeper.is_broken():
