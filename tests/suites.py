@@ -41,9 +41,7 @@ SUITES = {
     "jupyter_kernel_test": Suite("jupyter_kernel_test", ("test_ipykernel.py",)),
     "nbclient": Suite("nbclient", ("tests",)),
     "papermill": Suite("papermill", tuple(f"papermill/tests/test_{name}.py" for name in ("autosave", "execute"))),
-    "ipykernel": Suite(
-        "ipykernel", tuple(f"tests/test_{name}.py" for name in ("async", "kernel", "message_spec", "start_kernel"))
-    ),
+    "ipykernel": Suite("ipykernel", tuple(f"tests/test_{name}.py" for name in ("async", "kernel", "message_spec"))),
 }
 
 
@@ -141,7 +139,7 @@ def _read(report: Path) -> Outcome:
     passed, skipped, failed = set[str](), set[str](), dict[str, str]()
     for case in ElementTree.parse(report).iter("testcase"):
         wrong = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
-        name = case.get("name", "?")
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         if wrong is not None:
             failed.setdefault(name, (wrong.get("message") or "").partition("\n")[0])
         elif case.find("skipped") is not None:
