@@ -35,6 +35,7 @@ STATUSES = {
     "kernel_start_failed": 503,
     "process_stuck": 503,
     "disk_limit": 507,
+    "journal_limit": 507,
     "session_closed": 410,
     "session_unknown": 404,
     "session_halted": 423,
