@@ -11,19 +11,19 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
-from holdfast import manifest, versions
+from holdfast import durable, manifest, versions
 from holdfast.api import is_call
 from holdfast.blobs.local import LocalBlobs
 from holdfast.config import Limits, written_versions
-from holdfast.errors import DiskFull, HoldfastError, SessionHalted
+from holdfast.errors import DiskRefused, HoldfastError, SessionHalted
 from holdfast.journal import Journal
 from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified, requests_sent
 from holdfast.resources.restoring import not_kept, plan_restore, undo
 from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
-from holdfast.state import State
+from holdfast.state import State, forgotten, with_names
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import Append, PutLost, PutSession, SessionRow
+from holdfast.store.rows import AnyWrite, Append, PutLost, PutNames, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class Books:
         """After a write failed: what the journal has, and that memory was lost meanwhile, if it was."""
         unwritten = self.losses
         await self.load()
-        with suppress(DiskFull):  # the failure of a write that nobody waited for is told to the next: here
+        with suppress(DiskRefused):  # the failure of a write that nobody waited for is told to the next: here
             await self.journal.append(PutSession(session=self.session, row=self.row))
         for lost in unwritten[len(self.losses) :]:
             self._raise_generation(lost)
@@ -201,10 +201,14 @@ class Books:
 
     def _raise_generation(self, lost: Lost) -> None:
         self.losses.append(lost)
-        self.adopt(msgspec.structs.replace(self.state, generation=lost.generation))
-        self.journal.append_nowait(
-            PutLost(session=self.session, lost=lost), PutSession(session=self.session, row=self.row)
-        )
+        gone = forgotten(self.state.names)
+        state = with_names(self.state, bound={}, gone=gone)
+        self.adopt(msgspec.structs.replace(state, generation=lost.generation))
+        writes: list[AnyWrite] = [
+            PutLost(session=self.session, lost=lost),
+            PutSession(session=self.session, row=self.row),
+        ]
+        self.journal.append_nowait(*writes, *([PutNames(session=self.session, gone=gone)] if gone else []))
         self.tell(lost)
 
     def halt(self, error: HoldfastError) -> None:
@@ -258,9 +262,11 @@ class Books:
         return await self.in_thread(work) if size > _MANY else work()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Work on the disk, which takes its time. Whatever it learns to be wrong stops the session."""
+        """Work on the disk, which takes its time. Raises `DiskFailed` where the disk fails; damage that the work finds
+        stops the session."""
         try:
-            return await anyio.to_thread.run_sync(work)
+            with durable.ours("work on the session's files"):
+                return await anyio.to_thread.run_sync(work)
         except SessionHalted as error:
             self.halt(error)
             raise

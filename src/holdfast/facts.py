@@ -62,6 +62,7 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
         duration_s=executed.duration_s if executed else 0.0,
         peak_memory_bytes=executed.peak_memory_bytes if executed else None,
         strays=executed.strays if executed else [],
+        kernel_replaced=executed.kernel_replaced if executed else "",
     )
 
 

@@ -31,6 +31,7 @@ from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
+from holdfast.patterns import Files
 from holdfast.publication import Publication, Undeclared, admits
 from holdfast.receipts import facts_in, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
@@ -130,7 +131,8 @@ class OpenJob:
 
     def _outputs_are_there(self) -> bool:
         declared = expectations.outputs(self._job.options.get("outputs"))
-        return all(expectations.matching(each.path, self._books.state.files) for each in declared)
+        files = Files(self._books.state.files)
+        return all(files.meant_by(each.path) for each in declared)
 
     async def plan(self, report: Report | None = None) -> RunCard:
         """The Run Card; the kernel is up when it is there."""

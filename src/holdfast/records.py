@@ -175,6 +175,8 @@ class Executed(Record, frozen=True, kw_only=True):
     exit_code: int | None = None
     peak_memory_bytes: int | None = None
     strays: list[str] = []
+    kernel_replaced: str = ""
+    """How and when the kernel before ended, if this run had another in its place: `model.Run`."""
 
 
 class Verified(Record, frozen=True, kw_only=True):

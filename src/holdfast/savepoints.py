@@ -79,7 +79,7 @@ class Savepoints:
             raise ValueError(f"{path!r} is no path")
         shared = self._books.workspace.shared is not None
         if shared:
-            refuse_to_save(path, self._publication)
+            refuse_to_save(path, self._publication, self._books.workspace.files)
         with os.fdopen(self._open(path), "rb") as source:
             status = os.fstat(source.fileno())
             size = status.st_size  # and not its blocks: holes are read and hashed as well

@@ -65,6 +65,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     peak_memory_bytes: int | None = None
     strays: list[str] = []
+    kernel_replaced: str = ""
+    """How and when the kernel before ended, if this run had another in its place."""
     egress: list[str] = []
     """Requests that left: they may have happened, whatever became of the run."""
     reason: str = ""
@@ -119,6 +121,8 @@ class Byproducts(msgspec.Struct, frozen=True, kw_only=True):
     saved: list[str]
     started_at: datetime
     finished_at: datetime
+    kernel_replaced: str | msgspec.UnsetType = msgspec.UNSET
+    """Only where it happened: receipts without it have the bytes that they always had."""
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +220,7 @@ def _byproducts(facts: RunFacts) -> Byproducts:
         strays=facts.strays, egress=facts.egress, checks=facts.checks, changes=facts.changes, saved=facts.saved,
         started_at=datetime.fromtimestamp(facts.started_at, UTC),
         finished_at=datetime.fromtimestamp(facts.finished_at, UTC),
+        kernel_replaced=facts.kernel_replaced or msgspec.UNSET,
     )  # fmt: skip
 
 
@@ -236,6 +241,7 @@ def parse_statement(body: bytes) -> RunFacts:
         changes=by.changes, checks=by.checks, strays=by.strays, egress=by.egress, saved=by.saved,
         error_code=by.error.code if by.error else None, error_message=by.error.message if by.error else "",
         exit_code=by.exit_code, duration_s=by.duration_s, peak_memory_bytes=by.peak_memory_bytes,
+        kernel_replaced=by.kernel_replaced or "",
         started_at=by.started_at.timestamp(), finished_at=by.finished_at.timestamp(),
         reason=told.rollback.reason if told.rollback else "", blame=told.rollback.blame if told.rollback else "",
     )  # fmt: skip

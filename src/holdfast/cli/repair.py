@@ -7,7 +7,6 @@ import msgspec
 
 from holdfast import engine
 from holdfast.cli import homes
-from holdfast.cli.terminal import harmless
 from holdfast.config import Settings, home_path
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.evidence import RECEIPTS_NAME, read_key
@@ -16,6 +15,7 @@ from holdfast.opening import repair_home
 from holdfast.repair import Repair, repair
 from holdfast.signing import PUBLIC
 from holdfast.store.sqlite import Store
+from holdfast.visible import visible
 
 _DAMAGED = "the journal itself is damaged: restore it from a backup"
 
@@ -64,6 +64,6 @@ def _tell(done: list[Repair], *, as_json: bool) -> None:
         if each.removed:
             print(f"  {len(each.removed)} manifests of no version {would}removed")
         if not each.report.ok:
-            print(f"  cannot be repaired: {harmless(each.report.problem)}\n  hint: {harmless(each.report.hint)}")
+            print(f"  cannot be repaired: {visible(each.report.problem)}\n  hint: {visible(each.report.hint)}")
     right, found = sum(each.report.ok for each in done), sum(each.found for each in done)
     print(f"{found} of {len(done)} sessions had something to repair; {right} of them all are as their receipts say")
