@@ -30,6 +30,7 @@ from holdfast.kernel.saves import OnSave
 from holdfast.kernel.stops import IsFollowed, Stops, never
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
+from holdfast.pace import Pace
 from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
 from holdfast.resources.staging import Staging
@@ -58,6 +59,7 @@ class Computer:
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
+        self._pace = Pace()
         self.way = WayOut(past_proxy)
         self.staging = Staging(workspace)
         self.now: Incarnation | None = None
@@ -152,7 +154,9 @@ class Computer:
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(
+            self.kernel, output, self.limits, run=run_id, pace=self._pace, emit=emit, ask=ask, on_save=on_save
+        )
         async with self._way_out(departures):
             return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 

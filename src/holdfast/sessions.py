@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from holdfast import durable, retention
-from holdfast.books import Books
+from holdfast.books import Books, delete
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
 from holdfast.egress.allowed import AllowList
@@ -39,7 +39,6 @@ from holdfast.once import Once
 from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import RolledBack, settle_open
-from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
 _PLANS_BYTES = 32 << 20
@@ -213,8 +212,8 @@ class LiveSession:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)
         else:
-            await anyio.to_thread.run_sync(self.workspace.remove)
-            self.books.journal.append_nowait(DropSession(session=self.id))
+            with suppress(DiskFailed):  # its directory says that it is deleted, and the next start writes it down
+                await delete(self.books.journal, self.workspace)
 
     # -- turns -------------------------------------------------------------------------------------------------
 

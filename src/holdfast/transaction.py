@@ -124,7 +124,7 @@ class _Transaction:
     async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         await refuse_missing(self.books, self.request.inputs)
-        self.plan.outside = await changed_outside(self.books, self.computer)
+        self.plan.outside = self.books.take_missing() + await changed_outside(self.books, self.computer)
         if self.request.rehearse:
             await self.plan.make()
             return await self._rehearse(emit)

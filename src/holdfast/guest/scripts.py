@@ -25,8 +25,6 @@ from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell
 from holdfast.kernel import wire
 
-_MAX_MESSAGE = 100_000
-
 
 def run(shell: GuestShell, code: str, script: wire.Script) -> wire.Raised | None:
     """What ended it early, if anything did."""
@@ -91,7 +89,7 @@ def _raised(error: BaseException, trace: TracebackType | None) -> wire.Raised:
     except Exception:  # the exception's own code
         message, shown = f"<{name} whose str() failed>", name
     return wire.Raised(
-        name=text(name[:200]), message=text(message[:_MAX_MESSAGE]), traceback=text(shown[-_MAX_MESSAGE:]),
+        name=text(name[:200]), message=text(wire.cut_end(message)), traceback=text(wire.cut_middle(shown)),
         kind="exception", line=trace.tb_lineno if trace else None,
     )  # fmt: skip
 

@@ -38,7 +38,6 @@ from holdfast.guest.notebook_kernel import NotebookKernel
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
-_MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
 _SMALL_BYTES = 32 << 10
@@ -209,7 +208,7 @@ class GuestShell(InteractiveShell):
         whole, blocks = _in_blocks([str(block) for block in stb] if isinstance(stb, list) else [str(stb)])
         raised = wire.Raised(
             name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
-            message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
+            message=text(wire.cut_end(self._message_of(evalue))),
             traceback=text(whole),
             kind="exception",
             line=self._line_of(evalue),
@@ -485,10 +484,10 @@ def _name_what_was_shown(error: BaseException, trace: TracebackType | None, name
 
 
 def _in_blocks(blocks: list[str]) -> tuple[str, list[int]]:
-    """The traceback as one text, and where in it each block begins; of one that is cut, the end and no blocks."""
+    """The traceback as one text, and where in it each block begins; of one that is cut, no blocks."""
     whole = "\n".join(blocks)
-    if len(whole) > _MAX_MESSAGE or len(blocks) > wire.MAX_BLOCKS:
-        return whole[-_MAX_MESSAGE:], []
+    if len(whole) > wire.MAX_TEXT or len(blocks) > wire.MAX_BLOCKS:
+        return wire.cut_middle(whole), []
     return whole, [0, *itertools.accumulate(len(block) + 1 for block in blocks[:-1])]
 
 

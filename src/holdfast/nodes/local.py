@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakSet
 
 import anyio
@@ -68,6 +69,13 @@ class Incarnation(msgspec.Struct, frozen=True):
                 self.listener.close()
 
 
+class _Zygote(NamedTuple):
+    environment: Environment
+    line: Line
+    sessions_at: tuple[int, int]
+    """Which directory it has as that of the sessions."""
+
+
 class LocalNode:
     """Starts kernels on this machine."""
 
@@ -77,7 +85,7 @@ class LocalNode:
         self._at_work = 0
         self._home = home
         self._keeper: Line | None = None
-        self._zygotes: dict[str, tuple[Environment, Line]] = {}
+        self._zygotes: dict[str, _Zygote] = {}
         self._starting = anyio.Lock()
         self._replacing = anyio.Lock()
         self._closed = False
@@ -135,7 +143,7 @@ class LocalNode:
 
     async def _revive(self) -> None:
         """Have another keeper, and what sessions are forked from, before they are asked for."""
-        environments = [environment for environment, _ in self._zygotes.values()]
+        environments = [zygote.environment for zygote in self._zygotes.values()]
         try:
             await self._living_keeper()
             for environment in environments:
@@ -156,7 +164,7 @@ class LocalNode:
 
     async def _replace_keeper(self) -> None:
         self._note_keeper_end()
-        zygotes = [line for _, line in self._zygotes.values()]
+        zygotes = [zygote.line for zygote in self._zygotes.values()]
         self._zygotes.clear()
         for line in (*zygotes, self._keeper):
             if line is not None:
@@ -284,7 +292,7 @@ class LocalNode:
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.wait([self._reviving])  # however it ended
-        for line in (*(line for _, line in self._zygotes.values()), self._keeper):
+        for line in (*(zygote.line for zygote in self._zygotes.values()), self._keeper):
             if line is not None:
                 line.close()
         if self._keeper is not None:
@@ -338,13 +346,19 @@ class LocalNode:
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
-            _, line = self._zygotes.get(environment.prefix, (environment, None))
-            if line is None or line.is_broken():
-                if line is not None:
-                    line.close()
+            zygote, sessions_at = self._zygotes.get(environment.prefix), self._find_sessions()
+            # Another disk may be mounted there since, or none: a zygote has, and holds, the one that it started with.
+            if zygote is None or zygote.line.is_broken() or zygote.sessions_at != sessions_at:
+                if zygote is not None:
+                    zygote.line.close()
                 line = await self._start_zygote(environment)
-                self._zygotes[environment.prefix] = environment, line
-            return line
+                zygote = self._zygotes[environment.prefix] = _Zygote(environment, line, sessions_at)
+            return zygote.line
+
+    @durable.ours("looking for the sessions' directory")
+    def _find_sessions(self) -> tuple[int, int]:
+        found = os.stat(self._home.sessions)
+        return found.st_dev, found.st_ino
 
     async def _start_zygote(self, environment: Environment) -> Line:
         keeper = await self._living_keeper()
