@@ -11,23 +11,29 @@
     ├── EnvironmentUnusable      the chosen Python cannot host guests
     ├── EnvironmentBuildFailed   the guests' own environment could not be built
     ├── KernelStartFailed        a kernel did not come up
+    ├── KeeperLost               the process below which all sessions run has ended, and no other came up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
     ├── SessionClosed            the session is not open, or not any more
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
-    │       ├── DiskFull         the disk has no room
-    │       └── DiskReadOnly     the disk is read-only
+    │   ├── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
+    │   │   ├── DiskFull         the disk has no room
+    │   │   ├── DiskReadOnly     the disk is read-only
+    │   │   └── FilesLost        the files of a session are not there, and nobody deleted the session
+    │   └── JournalLost          the journal was deleted, replaced or set back
+    ├── KeysLost                 the key that signs receipts is gone, damaged or another
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
+    ├── KeyMismatch              the journal answers an idempotency key with another run than its receipt says
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
     ├── ProtectedPath            a run may not write to what tools of the user's run by themselves
     ├── UndeclaredWrite          a run wrote what none of its declared outputs covers
+    ├── PatternsTooCostly        declared patterns take too long to compare with the files there are
     ├── VerifyFailed             a chain, signature, manifest or file is not what it was
     ├── ExtraMissing             a face needs packages that are not installed
     ├── ApiKeyUnknown            no API key of that id is in this home
@@ -53,6 +59,8 @@ Each says what happened, and in `hint` what to do next.
 
 import errno
 
+from holdfast.visible import visible_lines
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = (*_FULL, errno.EIO, errno.EROFS)
 """Numbers by which Linux says that a disk is full, broken or read-only."""
@@ -65,9 +73,9 @@ class HoldfastError(Exception):
     code = "holdfast_error"
 
     def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible_lines(message)  # it names files, variables and packages as a guest has named them
+        self.hint = visible_lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]\nhint: {self.hint}"
@@ -133,6 +141,12 @@ class KernelStartFailed(HoldfastError):
     code = "kernel_start_failed"
 
 
+class KeeperLost(HoldfastError):
+    """The keeper has ended, and with it the processes of every session; another could not be started."""
+
+    code = "keeper_lost"
+
+
 class ProcessStuck(HoldfastError):
     """A process outlived its SIGKILL: it hangs inside Linux. Nothing of the run that left it is kept."""
 
@@ -186,6 +200,24 @@ class DiskReadOnly(DiskRefused):
     code = "disk_read_only"
 
 
+class JournalLost(DiskFailed):
+    """The journal is not the file that it was, or lacks commits that were acknowledged. No run is acknowledged."""
+
+    code = "journal_lost"
+
+
+class FilesLost(DiskRefused):
+    """Files of a session are gone from the home, and nobody deleted the session. Nothing runs before they are back."""
+
+    code = "files_lost"
+
+
+class KeysLost(HoldfastError):
+    """The key that signed the receipts of this home is not there. No other is made unless the user asks for it."""
+
+    code = "keys_lost"
+
+
 class InternalFault(HoldfastError):
     """A mistake of this package. What was verified by then is not lost: the session's next request commits it, which
     the message says."""
@@ -208,6 +240,12 @@ class KeyReused(HoldfastError):
     """The idempotency key belongs to another request. Nothing ran."""
 
     code = "key_reused"
+
+
+class KeyMismatch(HoldfastError):
+    """What the journal has under an idempotency key is not what the receipt of that run says. Nothing ran."""
+
+    code = "key_mismatch"
 
 
 class RehearsalUnavailable(HoldfastError):
@@ -238,6 +276,12 @@ class UndeclaredWrite(HoldfastError):
     """A write into a user's directory that no declared output covers."""
 
     code = "undeclared_write"
+
+
+class PatternsTooCostly(HoldfastError):
+    """Declared patterns and the session's files together are more than the host compares."""
+
+    code = "patterns_too_costly"
 
 
 class VerifyFailed(HoldfastError):

@@ -52,7 +52,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     def is_from_outside(self) -> bool:
         """Whether it was ended so: an interrupt is, as is a caller who leaves. With the same key it may run again."""
         stop = self.outcome.stop
-        return self.given_up is not None or (stop is not None and stop.reason == "interrupted")
+        lost = self.error is not None and self.error.code == "kernel_lost"
+        return lost or self.given_up is not None or (stop is not None and stop.reason == "interrupted")
 
     def followed_by(self, trial: "Execution") -> "Execution":
         """The same, and after it, in the same run, what was declared of it was tried."""

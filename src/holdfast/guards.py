@@ -102,14 +102,16 @@ class DiskGuard:
 
     async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
-        return await self._measure() if self.has_written() or await self._passes_with(stage) else None
+        return await self._measure() if self.has_written() or await self._holds_much(stage) else None
 
-    async def _passes_with(self, stage: Path) -> bool:
+    async def _holds_much(self, stage: Path) -> bool:
+        """What others delete meanwhile hides from the counters what the run wrote."""
         try:
             staged = await anyio.to_thread.run_sync(measure, [stage])
         except Restless:
             return True
-        return bool(self._excess(plus(self._usage, staged)))
+        wrote = staged.written_bytes >= _WROTE_BYTES or staged.files >= _WROTE_FILES
+        return wrote or bool(self._excess(plus(self._usage, staged)))
 
     def _excess(self, usage: Usage, *, before: Usage | None = None) -> str:
         """Which limit is passed, in words; empty: none. What was beyond its limit `before` may stay as it is."""

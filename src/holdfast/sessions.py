@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from holdfast import durable, retention
-from holdfast.books import Books
+from holdfast.books import Books, delete
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
 from holdfast.egress.allowed import AllowList
@@ -39,7 +39,6 @@ from holdfast.once import Once
 from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import RolledBack, settle_open
-from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
 _PLANS_BYTES = 32 << 20
@@ -89,6 +88,10 @@ class LiveSession:
         self._closed = False
         self._names: dict[int, Names] = {}
         """Of the versions whose memory is kept."""
+        self.kernel_replaced = ""
+        """How and when a kernel ended between two runs, until the next run tells it: `Run.kernel_replaced`."""
+        self.has_untold_loss = False
+        """Memory was lost between two runs, and no run has told it yet."""
         self._is_told = False
         """There is no kernel, and whatever was lost with it is in the generation already."""
         self.ended = asyncio.Event()
@@ -210,8 +213,8 @@ class LiveSession:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)
         else:
-            await anyio.to_thread.run_sync(self.workspace.remove)
-            self.books.journal.append_nowait(DropSession(session=self.id))
+            with suppress(DiskFailed):  # its directory says that it is deleted, and the next start writes it down
+                await delete(self.books.journal, self.workspace)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -226,7 +229,7 @@ class LiveSession:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
                 await self._lay_again()
-                if self.computer.now is None or self.computer.pristine:
+                if self.computer.is_hurt() or self.computer.pristine:
                     with anyio.CancelScope(shield=True):  # a kernel half made is no use to whoever comes next
                         await self._ensure_kernel()
                         await self._protect_the_beginning()
@@ -244,7 +247,7 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
-            if self.computer.now is None:  # its layer went with it, and may be among the files by now
+            if self.computer.is_hurt():  # its layer may go with it, and be among the files by now
                 with anyio.CancelScope(shield=True):
                     await self._ensure_kernel()
             try:
@@ -325,12 +328,28 @@ class LiveSession:
         """It may have died while it was idle, or not have come up."""
         computer = self.computer
         if computer.now is None:
+            death = computer.died
             await computer.renew()
             if not self._is_told:
-                self.raise_generation("the kernel had ended between two runs")
+                self.kernel_replaced, self.has_untold_loss = death, True
+                self.raise_generation(death or "the kernel had ended between two runs")
             self._is_told = False
-        elif computer.pristine and not computer.now.kernel.is_alive():  # nothing is lost with it
-            await computer.renew()
+        elif computer.is_hurt():
+            await self._mend()
+
+    async def _mend(self) -> None:
+        """Its kernel was ended while nothing of the session's ran. No run is to fail for it: what the kernel held is
+        brought back before the next one begins, and that says how the kernel ended."""
+        computer = self.computer
+        if (death := await computer.find_death()) is not None:
+            self.kernel_replaced = death
+            aftermath = await self.roll_back(alive=False, cause=death)
+            self.has_untold_loss = aftermath.memory == "lost"
+            if computer.now is None:
+                await computer.renew()
+                self._is_told = False
+        await self._protect()
+        computer.freeze()
 
     def _put_to_rest(self, *, changes_memory: bool) -> None:
         self.asked_at = time.monotonic()
@@ -355,7 +374,7 @@ class LiveSession:
             except DiskFailed as error:  # the kernel sleeps on the layer that it had until there is another
                 self._unlaid = error
             except Exception:  # whatever it was, the kernel is lost; the next turn starts another and says so
-                await computer.end_kernel()
+                await computer.give_up_kernel()
             computer.freeze()
         with suppress(OSError, HoldfastError):  # no fault of whoever comes next; what is damaged has halted the session
             await self.sweep()

@@ -220,10 +220,11 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     finished = [file for record in told.saved for file in record.files]
     changes = plan_saved(before.files, finished)
     if changes:
-        changes = await books.in_thread(lambda: _in_full(books, changes))
+        changes, theirs = await books.in_thread(lambda: _publish_saved(books, changes))
+    if changes:
         size = work_of(before, changes)
         saved = next_version(await books.out_of_the_loop(lambda: with_changes(before, changes), size=size))
-        theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
+        await books.in_thread(lambda: _list_saved(books, saved))
         receipt = seal(statement(facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
@@ -233,8 +234,7 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     receipt = seal(statement(facts), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
-    put = [change.path for change in changes if change.action != "removed" and change.kind == "file"]
-    kept = [path for path in put if path not in theirs]
+    kept = [change.path for change in changes if change.action != "removed" and change.kind == "file"]
     await books.journal.append(
         *books.note(settled),
         *writes,
@@ -255,9 +255,11 @@ def _in_full(books: Books, changes: list[Change]) -> list[Change]:
         return in_full(changes, books.workspace.files)
 
 
-def _publish_saved(books: Books, changes: list[Change], after: State) -> list[str]:
-    """From blobs, by way of a layer of its own: the same publish as any other. Returns what was left to the user."""
+def _publish_saved(books: Books, changes: list[Change]) -> tuple[list[Change], list[str]]:
+    """From blobs, by way of a layer of its own: the same publish as any other. Returns what of it is in place now (a
+    receipt states no more), and the paths that were left to the user."""
     crashpoint("settle.saved.before")
+    changes = _in_full(books, changes)
     with _refusals_of(books.workspace):
         stage = books.workspace.stage_path(books.workspace.new_stage())
         try:
@@ -269,9 +271,13 @@ def _publish_saved(books: Books, changes: list[Change], after: State) -> list[st
             discard(stage)  # if it failed: the next try fills another, and needs the room
         if books.workspace.shared is None:
             books.workspace.intact.remember(changes)
+    return [change for change in changes if change.path not in theirs], theirs
+
+
+def _list_saved(books: Books, after: State) -> None:
+    with _refusals_of(books.workspace):
         write_manifest(books, after)
     crashpoint("settle.saved.after")
-    return theirs
 
 
 # -- writing it down ---------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ from holdfast.ckpt import Ckpt, root
 from holdfast.records import Change, FileEntry
 from holdfast.store.rows import NameRow
 
+MOST_NAMES = 10_000
+"""Names in memory that a session's state lists, and as many of earlier generations. Each run goes through all of them.
+With more names, preflight does not say that one is missing."""
 _OF_CONTENT = ("_live", "_root12")
 
 
@@ -92,10 +95,18 @@ def with_names(state: State, *, bound: Mapping[str, tuple[str, str]], gone: Sequ
     """The same after some names were bound, name -> (type, run), and others taken away."""
     if not bound and not gone:
         return state
-    names = {name: row for name, row in state.names.items() if name not in gone}
+    taken = set(gone)
+    names = {name: row for name, row in state.names.items() if name not in taken}
     for name, (kind, run) in bound.items():
         names[name] = NameRow(type=kind, run=run, generation=state.generation)
     return msgspec.structs.replace(state, names=names)
+
+
+def forgotten(names: Mapping[str, NameRow]) -> list[str]:
+    """The names of the earliest generations, where a state would list too many."""
+    if len(names) <= MOST_NAMES:
+        return []
+    return sorted(names, key=lambda name: names[name].generation)[: len(names) - MOST_NAMES]
 
 
 def next_version(state: State) -> State:

@@ -27,7 +27,7 @@ from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.inputs import Read, read_for_lost_names, refuse_missing
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
-from holdfast.model import Run, RunError
+from holdfast.model import Mode, Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan
 from holdfast.receipts import as_seen
@@ -36,7 +36,16 @@ from holdfast.requests import RunRequest, refuse_nonsense, to_guest
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
-from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
+from holdfast.results import (
+    Ending,
+    blocked_error,
+    executed,
+    in_data,
+    lost_error,
+    names_after,
+    result,
+    verification_error,
+)
 from holdfast.retention import forget_manifests
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
@@ -74,7 +83,7 @@ class _Transaction:
         self.books = session.books
         self.computer = computer
         self.request = request
-        self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
+        self.mode: Mode = "notebook" if request.kind == "command" else request.mode or session.mode
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
@@ -88,6 +97,10 @@ class _Transaction:
         """Why the caller does not get what came of it: he went away, or his callback failed."""
         self.is_back = True
         """Memory and files are as before: nothing has begun yet, or all of it was taken back."""
+        self.back: Aftermath | None = None
+        """What became of memory, if that is as before already though the code was to run."""
+        self.replaced = ""
+        """How and when a kernel ended that nothing of this run had begun on."""
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
@@ -104,21 +117,23 @@ class _Transaction:
                 self.session.endings.pop(self.id, None)
         if self.given_up is not None:
             raise self.given_up
+        if ended.receipt is not None:  # it is told for good
+            self.session.kernel_replaced, self.session.has_untold_loss = "", False
         return ended
 
     async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         await refuse_missing(self.books, self.request.inputs)
-        self.plan.outside = await changed_outside(self.books, self.computer)
+        self.plan.outside = self.books.take_missing() + await changed_outside(self.books, self.computer)
         if self.request.rehearse:
             await self.plan.make()
             return await self._rehearse(emit)
-        if (self.request.preflight or self.session.preflight) == "block":
+        if (self.request.preflight or self.session.preflight) == "block" or self.session.has_untold_loss:
             if (rest := self.plan.begin(watched=emit is not None)) is not None:
                 await rest
-            if missing := planning.missing(self.plan.card):
+            if (refusal := self._refusal()) is not None:
                 with anyio.CancelScope(shield=True):
-                    return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+                    return await self._end_rolled_back(None, *refusal)
         execution = await self._execute(emit, ask, meanwhile=lambda: self._meanwhile(watched=emit is not None))
         self.given_up = execution.given_up
         crashpoint("run.executed")
@@ -128,6 +143,17 @@ class _Transaction:
         with anyio.CancelScope(shield=True):
             ended = await self._decide(execution)
         return ended
+
+    def _refusal(self) -> tuple[RunError, Aftermath] | None:
+        """Why code is not started whose plan is made. Nobody has told the caller yet that memory was lost: code that
+        needs what was in it has not failed by itself."""
+        death = self.session.kernel_replaced or "the kernel ended between two runs"
+        if self.session.has_untold_loss and (lost := planning.lost_names(self.plan.card, self.books.state)):
+            return lost_error(death, lost), Aftermath(memory="lost", unprotected=death)
+        if (self.request.preflight or self.session.preflight) != "block":
+            return None
+        missing = planning.missing(self.plan.card)
+        return (blocked_error(missing), Aftermath(memory="kept")) if missing else None
 
     def _meanwhile(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
         """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any
@@ -140,13 +166,33 @@ class _Transaction:
     # -- execute -----------------------------------------------------------------------------------------------
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
-        self.is_back = False
-        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None)
-        execution = await self.computer.execute(
+        execution = await self._try_to_execute(emit, ask, meanwhile)
+        if execution.outcome.is_unstarted and execution.given_up is None and await self._has_another_kernel(execution):
+            execution = await self._try_to_execute(emit, ask, nothing)
+        return self.departures.explained(execution)
+
+    async def _has_another_kernel(self, execution: Execution) -> bool:
+        """The kernel died before it had read the request: nothing has run, and it is no fault of the code's. With what
+        the snapshot remembers the run can begin anew; with empty memory it would fail for another reason."""
+        assert execution.error is not None
+        was_pristine = self.computer.pristine
+        with anyio.CancelScope(shield=True):
+            self.back = await self.session.roll_back(alive=False, cause=in_short(execution.error), run=self.id)
+            self.is_back = True
+            self.replaced = execution.error.message.rstrip(".")
+            if self.back.memory == "lost" or self.computer.now is None:
+                return False
+            if not was_pristine:
+                await self.computer.protect(self.before.version)
+        return True
+
+    async def _try_to_execute(self, emit: Emit | None, ask: Ask | None, meanwhile: Meanwhile) -> Execution:
+        self.is_back, self.back = False, None
+        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None, mode=self.mode)
+        return await self.computer.execute(
             self.id, told, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,
         )  # fmt: skip
-        return self.departures.explained(execution)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -244,7 +290,8 @@ class _Transaction:
     # -- forward -----------------------------------------------------------------------------------------------
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
-        done, size = executed(self.id, execution, execution.error), work_of(self.before, verdict.changes)
+        done = executed(self.id, execution, execution.error, kernel_replaced=self._kernel_replaced())
+        size = work_of(self.before, verdict.changes)
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )
@@ -314,11 +361,12 @@ class _Transaction:
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
         alive = execution.outcome.finished is not None
         self.undone = await touched(self.books, self.computer)
-        aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
+        aftermath = self.back or await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
-        if not alive:
+        if not alive and execution.outcome.begun:
             aftermath = msgspec.structs.replace(aftermath, discarded=self.plan.reading.binds)
-        error = with_fate(error, aftermath.memory, aftermath.unprotected)
+        has_kernel = self.computer.now is not None
+        error = with_fate(error, aftermath.memory, aftermath.unprotected, has_kernel=has_kernel)
         return await self._end_rolled_back(execution, error, aftermath, verdict)
 
     async def _end_rolled_back(
@@ -326,7 +374,7 @@ class _Transaction:
     ) -> Run:
         verdict = verdict or Verdict()
         if execution is not None:
-            self.done = executed(self.id, execution, error)
+            self.done = executed(self.id, execution, error, kernel_replaced=self._kernel_replaced())
             self.books.journal.append_soon(*self.books.note(self.done))
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
@@ -406,7 +454,7 @@ class _Transaction:
                 execution, verdict = await self._verify(execution)
         finally:
             alive = execution.outcome.finished is not None
-            aftermath = await self.session.roll_back(alive=alive, cause=cause, run=self.id)
+            aftermath = self.back or await self.session.roll_back(alive=alive, cause=cause, run=self.id)
             self.is_back = True
         names = names_after(self.plan.reading, execution, self.before.live(), run=self.id)
         state = self.books.state
@@ -420,4 +468,11 @@ class _Transaction:
         )  # fmt: skip
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
-        return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
+        return result(
+            self.plan.card, execution, ending, memory_cap=self.computer.memory_cap,
+            kernel_replaced=self._kernel_replaced(),
+        )  # fmt: skip
+
+    def _kernel_replaced(self) -> str:
+        """How and when kernels ended since the run before, this run's first one included."""
+        return "; ".join(filter(None, (self.session.kernel_replaced, self.replaced)))
