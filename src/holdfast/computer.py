@@ -401,7 +401,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

@@ -189,7 +189,8 @@ class LiveSession:
             await self.computer.renew()
             self._is_told = False
             self.raise_generation("reset by the caller")
-            await self.sweep()
+            with suppress(DiskFailed):  # memory is reset; old layers are removed after a later run
+                await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
