@@ -230,7 +230,9 @@ class _Transaction:
     # -- forward -----------------------------------------------------------------------------------------------
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
-        done, size = executed(self.id, execution, execution.error), work_of(self.before, verdict.changes)
+        done, told = executed(self.id, execution, execution.error), execution.outcome.finished
+        names = [*told.names, *told.gone] if told else []
+        size = work_of(self.before, verdict.changes, names)
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )
