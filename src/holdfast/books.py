@@ -11,11 +11,11 @@ from typing import TypeVar
 import anyio.to_thread
 import msgspec
 
-from holdfast import manifest, versions
+from holdfast import durable, manifest, versions
 from holdfast.api import is_call
 from holdfast.blobs.local import LocalBlobs
 from holdfast.config import Limits, written_versions
-from holdfast.errors import DiskFull, HoldfastError, SessionHalted
+from holdfast.errors import DiskRefused, HoldfastError, SessionHalted
 from holdfast.journal import Journal
 from holdfast.records import AnyRecord, Change, Lost, Planned, Settled, Verified, requests_sent
 from holdfast.resources.restoring import not_kept, plan_restore, undo
@@ -137,7 +137,7 @@ class Books:
         """After a write failed: what the journal has, and that memory was lost meanwhile, if it was."""
         unwritten = self.losses
         await self.load()
-        with suppress(DiskFull):  # the failure of a write that nobody waited for is told to the next: here
+        with suppress(DiskRefused):  # the failure of a write that nobody waited for is told to the next: here
             await self.journal.append(PutSession(session=self.session, row=self.row))
         for lost in unwritten[len(self.losses) :]:
             self._raise_generation(lost)
@@ -262,9 +262,11 @@ class Books:
         return await self.in_thread(work) if size > _MANY else work()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Work on the disk, which takes its time. Whatever it learns to be wrong stops the session."""
+        """Work on the disk, which takes its time. Raises `DiskFailed` where the disk fails; damage that the work finds
+        stops the session."""
         try:
-            return await anyio.to_thread.run_sync(work)
+            with durable.ours("work on the session's files"):
+                return await anyio.to_thread.run_sync(work)
         except SessionHalted as error:
             self.halt(error)
             raise

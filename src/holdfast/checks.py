@@ -14,6 +14,7 @@ from holdfast.kernel import wire
 from holdfast.mappings import shared_writable_mappings as shared_writable_mappings
 from holdfast.patterns import Files
 from holdfast.records import Change, Check, FileEntry, Input
+from holdfast.visible import visible
 
 MAPPINGS = "shared mappings"
 UNPUBLISHED, NOT_EXECUTABLE = "unpublished", "not executable"
@@ -207,13 +208,14 @@ def _inputs(inputs: Sequence[Input], touched: Mapping[str, Change]) -> list[Chec
 
 
 def _name_of(probe: wire.Probe) -> str:
-    return _cut(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}", _MAX_NAME)
+    return _cut(visible(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}"), _MAX_NAME)
 
 
 def few(paths: Sequence[str]) -> str:
-    """The first of them, and how many more."""
+    """The first of them, as text to be read, and how many more."""
     more = len(paths) - _MAX_NAMED
-    return ", ".join(_cut(path, _MAX_NAME) for path in paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    named = ", ".join(_cut(visible(path), _MAX_NAME) for path in paths[:_MAX_NAMED])
+    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def _cut(text: str, limit: int) -> str:

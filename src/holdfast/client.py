@@ -356,6 +356,7 @@ class AsyncSession:
 def shell_result(run: Run) -> ShellResult:
     return ShellResult(
         id=run.id, status=run.status, version=run.version, ckpt=run.ckpt, card=run.card, receipt=run.receipt,
+        kernel_replaced=run.kernel_replaced,
         outputs=run.outputs, recovery=run.recovery, exit_code=run.exit_code, stdout=run.stdout, stderr=run.stderr,
         error=run.error, strays=run.strays, duration_s=run.duration_s, egress=run.egress,
     )  # fmt: skip

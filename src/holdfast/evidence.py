@@ -9,6 +9,7 @@
 An export needs no home, no journal and no Holdfast to be looked at: envelopes are DSSE, the manifest is sha256sum's.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -103,6 +104,12 @@ def read_key(path: Path) -> PublicKey:
         raise InvalidSetting(
             f"the public key {path} cannot be read: {error.strerror}", hint="name one: --public-key FILE"
         ) from error
+
+
+def read_manifest(path: Path) -> bytes:
+    """Its text; never from where a link points, nor waiting for a FIFO."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read()
 
 
 def receipt_name(number: int) -> str:

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import checks, durable, expectations, inputs, once, stated, underway, verbs
+from holdfast import agreement, checks, durable, expectations, inputs, once, stated, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
@@ -126,7 +126,8 @@ class OpenJob:
             if answer is not None:
                 return
         stands = once.stand_for(self._books.session, request.key, run, digest=digest, attempt=attempt)
-        await self._books.journal.append(stands)
+        row = agreement.claimed(stands.row, self._books.key)
+        await self._books.journal.append(msgspec.structs.replace(stands, row=row))
 
     def _outputs_are_there(self) -> bool:
         declared = expectations.outputs(self._job.options.get("outputs"))
@@ -290,7 +291,9 @@ def _same_run(store: Store, session: str, wanted: _Identity, manifest: str, term
             body, sealed = store.result(row.run), store.receipt(row.run)
             run = once.decode(body) if body is not None else None
             # What a run saved before it failed is a version of that run too; the run itself is still to be done.
-            if run is not None and run.status in ("committed", "kept") and sealed and _published_the_same(run, terms):
+            if run is None or not sealed or agreement.answer_difference(run, facts_in(sealed[-1].envelope)):
+                continue
+            if run.status in ("committed", "kept") and _published_the_same(run, terms):
                 return msgspec.structs.replace(run, receipt=receipt(sealed[-1].envelope))
     return None
 

@@ -6,8 +6,10 @@
 4. The keeper starts.
 """
 
+import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 
 import anyio.to_thread
 
@@ -19,6 +21,7 @@ from holdfast.home import Home, acquire, acquire_shared, is_session_id, signing_
 from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
 from holdfast.records import Settled
+from holdfast.repair import Repair, repair
 from holdfast.resources.workspace import MOVED, remove_tree
 from holdfast.retention import forget_manifests
 from holdfast.sandbox import cgroups
@@ -27,6 +30,9 @@ from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
 from holdfast.store.rows import DropSession
 from holdfast.store.sqlite import Store
+from holdfast.verify import missing_manifests
+
+_log = logging.getLogger("holdfast.home")
 
 
 async def open_service(settings: Settings) -> Service:
@@ -54,6 +60,28 @@ async def open_service(settings: Settings) -> Service:
 async def settle_shared(settings: Settings) -> dict[str, str]:
     """Finish what a killed owner of a shared directory left, and nothing else. Returns how each run that had not ended
     has ended; one that could not be settled is `unsettled`, or `halted` if it cannot be at all."""
+    async with _settling(settings) as (home, journal, key):
+        runs = await journal.read(lambda store: store.unsettled())
+        await _settle_all(home, journal, key)
+        ended = await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
+        if home.shared is not None and "unsettled" not in ended.values():
+            underway.leave(home.parent, home.shared)  # while it is ours: the next entry is of a job that lives
+        return ended
+
+
+async def repair_home(settings: Settings, session: str | None = None) -> list[Repair]:
+    """Own a home for a moment, settle what a killed owner left, and repair one session or all."""
+    async with _settling(settings) as (home, journal, key):
+        await _settle_all(home, journal, key, say=False)
+        await journal.close()
+        with closing(Store(home.journal, read_only=True)) as store:
+            rows = [row.id for row in store.sessions() if session in (None, row.id)]
+            return [repair(store, each, home.path, public=key.public, shared=home.shared) for each in rows]
+
+
+@asynccontextmanager
+async def _settling(settings: Settings) -> AsyncIterator[tuple[Home, Journal, SigningKey]]:
+    """A home that is ours for a moment, without a keeper; nothing of its last owner runs any more."""
     with _owned(settings) as home:
         with suppress(cgroups.CgroupUnavailable):  # then nothing of it can be left
             tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
@@ -61,12 +89,7 @@ async def settle_shared(settings: Settings) -> dict[str, str]:
             await anyio.to_thread.run_sync(tree.remove)
         key = await anyio.to_thread.run_sync(signing_key, home.parent)
         async with _journal(home) as journal:
-            runs = await journal.read(lambda store: store.unsettled())
-            await _settle_all(home, journal, key)
-            ended = await journal.read(lambda store: {run: _end_of(store, session, run) for session, run in runs})
-        if home.shared is not None and "unsettled" not in ended.values():
-            underway.leave(home.parent, home.shared)  # while it is ours: the next entry is of a job that lives
-        return ended
+            yield home, journal, key
 
 
 def _end_of(store: Store, session: str, run: str) -> str:
@@ -107,7 +130,7 @@ async def _journal(home: Home) -> AsyncIterator[Journal]:
         await journal.close()
 
 
-async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
+async def _settle_all(home: Home, journal: Journal, key: SigningKey, *, say: bool = True) -> None:
     """We hold the lock, so whatever is here belongs to an owner that is gone: nothing of it runs any more."""
     known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
     for session, row in known.items():
@@ -116,12 +139,24 @@ async def _settle_all(home: Home, journal: Journal, key: SigningKey) -> None:
             journal.append_nowait(DropSession(session=session))
         elif not row.halted:
             await _settle_session(Books(journal, key, workspace, row=row))
+        if say and (lost := await journal.read(partial(_lost, home, session))):
+            _log.warning(
+                "session %s: the manifests of %d versions are gone, of version %d first; `holdfast repair %s` renders "
+                "them again", session, len(lost), lost[0], home.shared or session,
+            )  # fmt: skip
     await anyio.to_thread.run_sync(_sweep, home, set(known))
+
+
+def _lost(home: Home, session: str, store: Store) -> list[int]:
+    if not is_session_id(session) or home.workspace(session).is_gone():
+        return []
+    return missing_manifests(store, session, home.path, shared=home.shared)
 
 
 async def _settle_session(books: Books) -> None:
     """One that cannot be trusted, or not be reached now, must not keep the others from their owner."""
     try:
+        books.workspace.manifests.mkdir(mode=0o700, exist_ok=True)  # its texts can be rendered again (`repair`)
         books.workspace.refuse_foreign()  # who is refused has no other session there
     except OSError:
         return
@@ -137,8 +172,9 @@ async def _settle_session(books: Books) -> None:
 
 
 def _clear_up(books: Books) -> None:
-    if books.workspace.has_stages():  # as long as they are there, whoever is killed at this does it again
-        forget_manifests(books)
+    """A manifest is written before the record of its version. Not every run that was cut short in between has left a
+    stage."""
+    forget_manifests(books)
     books.workspace.sweep()
 
 

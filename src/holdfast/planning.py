@@ -95,6 +95,12 @@ def missing(card: RunCard) -> list[Finding]:
     return [finding for finding in card.findings if finding.code in ("name_missing", "not_looked_at")]
 
 
+def lost_names(card: RunCard, state: State) -> list[str]:
+    """Names that the code needs and that were in a memory which the session has no more."""
+    needed = {name for finding in card.findings if finding.code == "name_missing" for name in finding.names}
+    return sorted(needed & state.names.keys() - state.live().keys())
+
+
 def live_names(state: State, request: RunRequest) -> Container[str]:
     """Names that are there when the code begins."""
     return {**state.live(), "__file__": ("str", "")} if request.script else state.live()

@@ -10,7 +10,8 @@ from holdfast import checks as checking
 from holdfast import publication
 from holdfast.errors import HoldfastError, PatternsTooCostly, ProtectedPath, UndeclaredWrite
 from holdfast.executions import Aftermath, Execution
-from holdfast.model import ErrorCode, MemoryCap, Run, RunError
+from holdfast.kernel import wire
+from holdfast.model import ErrorCode, MemoryCap, NextInput, Run, RunError
 from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
 from holdfast.state import MOST_NAMES
@@ -40,7 +41,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     may_have_happened: list[str] = []
 
 
-def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap) -> Run:
+def result(
+    card: RunCard, execution: Execution | None, ending: Ending, *, memory_cap: MemoryCap, kernel_replaced: str = ""
+) -> Run:
     """The run, but for its receipt and its recovery."""
     conduct = execution.conduct if execution else None
     finished = execution.outcome.finished if execution else None
@@ -69,9 +72,11 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
         discarded=ending.aftermath.discarded,
         not_restored=ending.aftermath.not_restored,
         unprotected=ending.aftermath.unprotected,
+        kernel_replaced=kernel_replaced,
         count=finished.count if finished else 0,
         exit_code=finished.exit_code if finished else None,
         text=conduct.shelf.result if conduct else None,
+        next_input=next_input(finished.next_input) if finished and finished.next_input else None,
         stdout=conduct.output.text("stdout") if conduct else "",
         stderr=conduct.output.text("stderr") if conduct else "",
         dropped_bytes=conduct.output.dropped_bytes if conduct else 0,
@@ -85,7 +90,12 @@ def result(card: RunCard, execution: Execution | None, ending: Ending, *, memory
     )
 
 
-def executed(run: str, execution: Execution, error: RunError | None) -> Executed:
+def next_input(offered: wire.NextInput) -> NextInput:
+    """What the guest offered, as callers see it."""
+    return NextInput(text=offered.text, replace=offered.replace)
+
+
+def executed(run: str, execution: Execution, error: RunError | None, *, kernel_replaced: str = "") -> Executed:
     """The record that the code has ended."""
     finished = execution.outcome.finished
     return Executed(
@@ -97,6 +107,7 @@ def executed(run: str, execution: Execution, error: RunError | None) -> Executed
         exit_code=finished.exit_code if finished else None,
         peak_memory_bytes=execution.peak_bytes,
         strays=[f"{stray.kind} {stray.name} ({stray.outcome})" for stray in execution.strays][:100],
+        kernel_replaced=kernel_replaced,
     )
 
 
@@ -133,6 +144,16 @@ def verification_error(checks: list[Check]) -> RunError:
         name="VerificationFailed",
         message=checking.reason(checks),
         hint=f"run.checks has each check; {way}",
+    )
+
+
+def lost_error(death: str, names: list[str]) -> RunError:
+    """Of code that was not started, because memory was lost between two runs."""
+    return RunError(
+        code="kernel_lost",
+        name="KernelLost",
+        message=f"not started: {death}. Memory was lost with it, and the code needs {', '.join(names[:10])}",
+        hint="make these names again (run.recovery has the runs that made them), then run it again, also with its key",
     )
 
 

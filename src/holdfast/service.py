@@ -1,6 +1,7 @@
 """An open home, verb by verb: every face calls these. `opening` is how it comes to be open."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from holdfast.config import MIN_MEMORY_BYTES, Limits, read_settings, written_set
 from holdfast.departures import NOBODY, past_proxy
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Environment, Report
-from holdfast.errors import HoldfastError, InvalidSetting, SessionUnknown, TooManySessions
+from holdfast.errors import DiskFailed, HoldfastError, InvalidSetting, SessionUnknown, TooManySessions
 from holdfast.home import Home
 from holdfast.journal import Journal
 from holdfast.model import Mode
@@ -30,6 +31,7 @@ from holdfast.signing import SigningKey
 from holdfast.store.rows import DropSession, SessionRow
 from holdfast.store.sqlite import Store
 
+_log = logging.getLogger("holdfast")
 _SPARE_DELAY_S = 0.05
 """Not at once: the caller's first run comes first."""
 _RESTARTED = "the host was restarted, and memory ended with it"
@@ -334,7 +336,15 @@ class Service:
                 steps.push_async_callback(self.node.close)
                 for session in [*self._sessions.values(), *self._spares.values()]:
                     keep = bool(session.books.row.settings.get("keep"))
-                    steps.push_async_callback(self.end_session, session, keep=keep)
+                    steps.push_async_callback(self._end_at_last, session, keep=keep)
+
+    async def _end_at_last(self, session: LiveSession, *, keep: bool) -> None:
+        """A disk that takes nothing any more must not make a failure of the end: the next owner of the home settles
+        and sweeps what is left there."""
+        try:
+            await self.end_session(session, keep=keep)
+        except DiskFailed as error:
+            _log.warning("files of session %s are left to the next owner of the home: %s", session.id, error.message)
 
     async def _environment(self, env: str | Path | None, report: Report | None) -> Environment:
         key = str(env or "")

@@ -17,7 +17,7 @@ from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.departures import Departures
-from holdfast.errors import PatternsTooCostly
+from holdfast.errors import DiskFailed, PatternsTooCostly
 from holdfast.executions import Execution
 from holdfast.inputs import changed_on_host, named
 from holdfast.paths import to_bytes, to_text
@@ -151,13 +151,13 @@ async def changes_of(books: Books, computer: Computer, *, within_s: float) -> li
 
 async def touched(books: Books, computer: Computer) -> list[str]:
     """The first of what the layer holds, not hashed: for whoever is told that it was taken back."""
-    if not computer.staging.has_changes():
+    if computer.staging.is_gone() or not computer.staging.has_changes():
         return []
     await computer.hold()
     try:
         return await books.in_thread(lambda: _list_layer(computer.staging.path))
-    except OSError as error:  # a rollback does not fail over what it cannot name
-        return [f"files that cannot be listed: {error.strerror}"]
+    except DiskFailed as error:  # a rollback does not fail over what it cannot name
+        return [f"files that cannot be listed: {error.message}"]
 
 
 def _list_layer(stage: Path) -> list[str]:

@@ -3,17 +3,16 @@
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from holdfast import evidence, signing, verify
 from holdfast.cli import homes
-from holdfast.cli.terminal import harmless
+from holdfast.cli.terminal import print_json
 from holdfast.config import home_path
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.home import HIDDEN, JOURNAL
 from holdfast.signing import PublicKey
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
+from holdfast.visible import visible
 
 
 def check_session(target: str, *, home: Path | None, public_key: Path | None, as_json: bool) -> int:
@@ -67,18 +66,19 @@ def _check_in_home(path: Path, home: Path | None, public: PublicKey | None) -> R
 
 def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     counts = f"{report.receipts} receipts, {report.manifests} manifests, {report.files} files, {report.bytes} bytes"
     if not report.ok:
-        # Paths are the guest's: on a terminal they must stay text.
-        print(f"WRONG: session {report.session}: {harmless(report.problem)}\nright until then: {counts}")
+        print(f"WRONG: session {visible(report.session)}: {visible(report.problem)}\nright until then: {counts}")
+        if report.hint:
+            print(f"hint: {visible(report.hint)}")
         return
     print(f"ok: session {report.session}: {counts}")
     print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")
     for run in report.unsettled:
         print(f"  run {run} has not ended: what it wrote was not looked at")
     for path in report.unstated:
-        print(f"  {harmless(path)} is in no receipt: links, pipes and empty directories of your own are not counted")
+        print(f"  {visible(path)} is in no receipt: links, pipes and empty directories of your own are not counted")
     if own_key:
         print("  the key came with the export: compare its id with one that you trust, or give --public-key")

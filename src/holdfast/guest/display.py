@@ -50,7 +50,11 @@ class GuestDisplayHook(DisplayHook):
 
     def compute_format_data(self, result: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         shell: Any = self.shell
-        return self.values.form(shell.display_formatter, result) or super().compute_format_data(result)
+        if (plain := self.values.form(shell.display_formatter, result)) is not None:
+            return plain
+        with shell.showing_value():
+            form: tuple[dict[str, Any], dict[str, Any]] = super().compute_format_data(result)
+            return form
 
     def update_user_ns(self, result: Any) -> None:
         """`_`, `__`, `___`, `_7` and `Out[7]`, as IPython sets them; in a fifth of the calls."""

@@ -43,12 +43,16 @@ def _run_cells(shell: GuestShell, cells: list[str]) -> wire.Raised | None:
             shell.sink.send(result)  # it would wait for the end of the run
         if raised is not None:
             where = f"code cell {number} of {len(cells)}"
+            heading = f"In {where}:\n"
             return msgspec.structs.replace(
                 raised,
                 message=f"{raised.message} ({where})",
-                traceback=f"In {where}:\n{raised.traceback}",
+                traceback=f"{heading}{raised.traceback}",
+                blocks=[0, *(len(heading) + start for start in raised.blocks)][: wire.MAX_BLOCKS],
                 kind=raised.kind if number == 1 else "exception",  # "syntax" says that nothing was started
             )
+        if shell.exit_code is not None:  # 0: the notebook ends well here
+            break
     return _told(_exit)
 
 

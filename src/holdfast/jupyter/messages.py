@@ -94,6 +94,7 @@ def of_run(run: Run) -> dict[str, Any]:
         "ckpt": run.ckpt,
         "memory": run.memory,
         "receipt": of_receipt(run),
+        "error": run.error and {"code": run.error.code, "message": run.error.message, "hint": run.error.hint},
     }
 
 
@@ -108,9 +109,28 @@ def with_receipt(content: dict[str, Any], receipt: dict[str, Any]) -> dict[str, 
 
 
 def of_error(error: RunError) -> dict[str, Any]:
-    """As Jupyter shows it; of a cell that did not live to raise, what stands in its place."""
-    lines = error.traceback.split("\n") if error.traceback else [f"{error.name}: {error.message}"]
-    return {"ename": error.name, "evalue": error.message, "traceback": lines}
+    """As Jupyter shows it; of a cell that did not live to raise, what stands in its place.
+
+    Clients know an interrupt by its empty `evalue`. Our own words about it are in the metadata.
+    """
+    evalue = "" if error.name == "KeyboardInterrupt" else error.message
+    blocks = _blocks(error) if error.traceback else [f"{error.name}: {error.message}"]
+    return {"ename": error.name, "evalue": evalue, "traceback": blocks}
+
+
+def _blocks(error: RunError) -> list[str]:
+    """One item per block, as IPython has it. The guest says where they begin, so any number can stand there."""
+    whole = error.traceback
+    starts = sorted({start for start in error.blocks if 0 < start < len(whole)})
+    ends = [*(start - 1 for start in starts), len(whole)]  # between two of them is a newline
+    return [whole[start:end] for start, end in zip([0, *starts], ends, strict=True)]
+
+
+def payload(run: Run) -> list[dict[str, Any]]:
+    """What the front end is to do after the cell: the text that it offers for the next one."""
+    if run.next_input is None:
+        return []
+    return [{"source": "set_next_input", "text": run.next_input.text, "replace": run.next_input.replace}]
 
 
 def of_refusal(error: Exception) -> dict[str, Any]:

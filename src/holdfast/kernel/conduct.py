@@ -84,6 +84,8 @@ class Conduct:
         self._give_up_at = float("inf")
         self._killed = False
         self._heard = True
+        self._was_sent = False
+        self._replied = False
         self._finished: wire.Finished | None = None
         self._raised: wire.Raised | None = None
         self._died: Died | None = None
@@ -137,7 +139,9 @@ class Conduct:
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
             # Not to a dead one: its snapshot has the same socket, and would find the request there.
-            sent = self._is_over() or self._gone is not None or self._kernel.send_nowait(request)
+            lost = self._is_over() or self._gone is not None
+            sent = lost or self._kernel.send_nowait(request)
+            self._was_sent = not lost
             wake()
             if not sent:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
@@ -191,6 +195,7 @@ class Conduct:
         await self._saves.stop()
         for event in self._kernel.read_pipes():
             await self._take(event)
+        begun = self._finished is not None or self._has_begun()
         for stream, text in self.output.finish():
             await self._tell(Output(stream=stream, text=text))
         return Outcome(
@@ -202,7 +207,14 @@ class Conduct:
             location="" if self._finished else self._kernel.tracebacks.read(),
             printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
+            begun=begun,
+            lost_init=self._finished is None and self._kernel.lost_init(),
         )
+
+    def _has_begun(self) -> bool:
+        """A kernel that died with the request unread has run nothing of it. Once we have sent more than the request,
+        that can be what is unread."""
+        return self._was_sent and (self._replied or not self._kernel.has_unread())
 
     async def _next(self) -> list[Happening]:
         eager, self._eager = self._eager, False
@@ -314,6 +326,7 @@ class Conduct:
 
     async def _reply(self, message: wire.Message) -> None:
         """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""
+        self._replied = True
         with anyio.move_on_after(_READS_S) as waiting:
             await self._kernel.send(message)
         if waiting.cancelled_caught:
@@ -335,6 +348,7 @@ class Conduct:
             asked = self._asked.pop(0)
             answer = await ask(asked.prompt, asked.password)
             if self._stop is None:
+                self._replied = True
                 with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
                     await self._kernel.send(wire.Answer(text=answer))
         self._asking = None

@@ -4,7 +4,8 @@ It exists for one property: however the host dies, the keeper sees it and exits,
 process of the namespace and, with them, every mount. Nothing can be left running.
 
 On request it starts zygotes and gives live sessions another stage; it reaps, and does nothing else. Started by
-`nodes.local` as `python -c … <control fd> <host pidfd> <fd of the sessions' freezers, or -1>`.
+`nodes.local` as `python -c … <control fd> <host pidfd> <fd of the sessions' freezers, or -1> <fd of a pipe>`. Only the
+keeper and its children have the pipe open for writing: by the other end the host sees that the keeper has ended.
 """
 
 import os

@@ -25,6 +25,8 @@ EGRESS_ADDRESS = ("127.0.0.1", 3128)
 
 
 MAX_FORMS, MAX_NAMES, MAX_WORDS, MAX_PATHS, MAX_PROMPT = 100, 10_000, 10_000, 100_000, 100_000
+MAX_NEXT_INPUT = 1_000_000
+MAX_BLOCKS = 1_000
 """Of what a kernel sends. An honest one keeps to them. What an entry costs the host is many times what it takes on the
 wire, so a message that has more is refused before it is built."""
 Forms = Meta(max_length=MAX_FORMS)
@@ -149,6 +151,8 @@ class Execute(Message, frozen=True):
     stdin: bool = False
     silent: bool = False
     """Not counted, not in the history, and its value is not shown."""
+    exit_is_error: bool = False
+    """In a notebook `sys.exit()` is an exception like any other. Elsewhere exit code 0 ends the cell well."""
 
 
 class Shell(Message, frozen=True):
@@ -268,6 +272,9 @@ class Raised(Message, frozen=True):
     kind: Literal["exception", "syntax"]
     line: int | None = None
     """Line of the cell that was running."""
+    hint: str = ""
+    blocks: Annotated[list[int], Meta(max_length=MAX_BLOCKS)] = []
+    """Where in the traceback each of its blocks begins: a heading, a frame, the exception."""
 
 
 # -- kernel → host: replies -------------------------------------------------------------------------------------
@@ -280,6 +287,14 @@ class Ready(Message, frozen=True):
     """The kernel's pid as its own pid namespace numbers it: how pid 1 will report its death."""
 
 
+class NextInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Text that a cell offers for the next one: `%load`, `%recall`, `get_ipython().set_next_input`."""
+
+    text: Annotated[str, Meta(max_length=MAX_NEXT_INPUT)]
+    replace: bool = False
+    """It takes the place of the cell that ran."""
+
+
 class Finished(Message, frozen=True):
     """The last message of a cell, a command or a trial: all it printed is already in the pipes."""
 
@@ -287,12 +302,16 @@ class Finished(Message, frozen=True):
     count: int = 0
     exit_code: int | None = None
     threads: Words = []
+    """That are alive, and were not at the end of an earlier run."""
+    tasks: Words = []
+    """The same of tasks in the cells' event loop."""
     names: Annotated[dict[str, str], Meta(max_length=MAX_NAMES)] = {}
     """Names that the cell bound anew, as far as identity shows: name -> type."""
     gone: Words = []
     """Names that the cell took away."""
     result: Shown | None = None
     """The value of the last expression, where it is small and nothing was shown after it: one message less."""
+    next_input: NextInput | None = None
     failures: Words = []
     """Of a trial, one per probe, in order: why it failed; empty: it holds."""
 

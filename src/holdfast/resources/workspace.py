@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast import durable
-from holdfast.errors import InvalidSetting, SessionHalted
+from holdfast.errors import DiskRefused, InvalidSetting, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.records import Change
 from holdfast.resources.census import Census
@@ -56,6 +56,7 @@ class Workspace:
         self.logs = path / "log"
         self._stages = path / "stages"
 
+    @durable.ours("making the session's directories")
     def create(self, *, owner: int | None) -> None:
         """Make the directories; `owner` is the guest's host uid where the host may give files away."""
         self.path.mkdir(mode=0o700)
@@ -65,6 +66,7 @@ class Workspace:
             _make_area(self.files.root / name, name, owner)
         self._guest = owner
 
+    @durable.ours("making the session's directories durable")
     def sync(self) -> None:
         """Make the directories last. Before the journal knows of the session: one whose directory is not there was
         deleted (`is_gone`)."""
@@ -96,6 +98,26 @@ class Workspace:
         for own in (self.path, *self._own()) if self.shared is not None else ():
             refuse_foreign(own)
 
+    def try_writing(self) -> None:
+        """Write a file and remove it. Raises DiskFailed."""
+        with durable.ours("a run's write"):
+            durable.write_file(self.path / "try", bytes(1 << 12))
+            (self.path / "try").unlink()
+
+    @durable.ours("the session's directories")
+    def mend(self) -> None:
+        """Make those of our own directories again that somebody removed. Raises DiskRefused if the committed files
+        are not there: they come from nowhere else."""
+        for own in (self.path, self.files.root, *(self.files.area(name) for name in DIRECTORIES)):
+            if not own.is_dir():
+                raise DiskRefused(
+                    f"the session's files are not there: {own.name} was removed or unmounted",
+                    hint="put it back (mount the disk, or restore a backup), then run it again",
+                )
+        for own in self._own():
+            own.mkdir(mode=0o700, exist_ok=True)
+
+    @durable.ours("making the session's directories")
     def prepare(self, *, owner: int | None) -> None:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
         if not self.path.exists():
@@ -109,11 +131,12 @@ class Workspace:
         name = secrets.token_hex(4)
         stage, work = self.stage_path(name), self._stages / f"{name}.work"
         try:
-            with durable.failures_told("stage"):
+            with durable.ours("stage"):
                 self._make_stage(stage, work)
         except BaseException:
             for directory in (stage, work):
-                remove_tree(directory)
+                with suppress(OSError):  # a disk that went read-only meanwhile; the next opening removes it
+                    remove_tree(directory)
             raise
         return name
 
@@ -160,6 +183,7 @@ class Workspace:
         """Whose files put here from outside must be; None where they are our own anyway."""
         return owner_of(self.files.area("data").stat()) if os.geteuid() == 0 else None
 
+    @durable.ours("removing old layers")
     def sweep_stages(self) -> None:
         """Remove every stage. Nothing is mounted on one any more, and no run wants one."""
         for path in self._stages.iterdir():
@@ -175,6 +199,7 @@ class Workspace:
         for directory in (self.blobs, self.manifests):
             durable.sweep(directory)
 
+    @durable.ours("measuring the session's files")
     def usage(self, pids: Iterable[int] = ()) -> Usage:
         """What files and stages hold, and what the session's processes hold of files that are in none any more."""
         committed = [] if self.shared is not None else [self.files.area(name) for name in DIRECTORIES]
@@ -185,6 +210,7 @@ class Workspace:
     def _unlinked_bytes(self, pids: Iterable[int]) -> int:
         return unlinked_bytes(pids, device=self.path.stat().st_dev)
 
+    @durable.ours("removing the session's files")
     def remove(self) -> None:
         """All of it or nothing: a session without its directory is deleted, and one rename takes it away. What is cut
         short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room

@@ -151,6 +151,7 @@ DROP_NAME = "delete from names where session = ? and name = ?"
 NAMES = "select name, body from names where session = ? order by name"
 
 PUT_KEY = "insert into keys (session, key, body) values (?, ?, ?) on conflict do update set body = excluded.body"
+KEYS = "select key, body from keys where session = ? order by key"
 KEY = "select body from keys where session = ? and key = ?"
 
 PUT_RESULT = "insert into results (run, session, body) values (?, ?, ?) on conflict do update set body = excluded.body"

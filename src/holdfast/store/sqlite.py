@@ -252,6 +252,10 @@ class Store:
     def key(self, session: str, key: str) -> KeyRow | None:
         return self._one(KeyRow, f"key {key} of {session}", queries.KEY, session, key)
 
+    def keys(self, session: str) -> dict[str, KeyRow]:
+        rows = self._select(queries.KEYS, session)
+        return {key: self._decode(body, KeyRow, f"key {key} of {session}") for key, body in rows}
+
     def result(self, run: str) -> bytes | None:
         rows = self._select(queries.RESULT, run)
         return rows[0][0] if rows else None
