@@ -179,7 +179,9 @@ class AtCursor(Body, frozen=True):
 
 
 class Health(Told, frozen=True):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "stopping", "keeper_lost"]
+    """`keeper_lost`: no session has a kernel, and none can get one, until another keeper is up. All but `ok` come with
+    HTTP status 503."""
     version: str
 
 

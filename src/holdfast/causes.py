@@ -2,25 +2,31 @@
 
 import re
 import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
 from holdfast.kernel import wire
+from holdfast.kernel.happenings import Died, Gone
 from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
-_SHORT, _MOST_NAME, _MOST_TEXT = 2_000, 200, 100_000
+_SHORT, _MOST_NAME = 2_000, 200
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
     "lost": "Variables are lost; files are kept; a fresh kernel is ready.",
 }
+_NO_KERNEL = "Variables are lost; files are kept; no other kernel came up yet: the next request tries again."
 _HINTS = {
     "timeout": "give the run more time (timeout=…), or do less in one run",
     "interrupted": "run it again when you mean it",
     "output_limit": "print less, or write to a file in /mnt/data",
     "killed": "split the work so that the part that dies stands alone, and look at it there",
+    "kernel_lost": "the code is not the reason: run it again as it is, also with the same key",
     "out_of_memory": "read the data in chunks, keep fewer copies (del, inplace), or give the session more memory=…",
 }
 _NAMES = {
@@ -28,8 +34,12 @@ _NAMES = {
     "interrupted": "KeyboardInterrupt",
     "output_limit": "OutputLimit",
     "killed": "KernelKilled",
+    "kernel_lost": "KernelLost",
     "out_of_memory": "OutOfMemory",
 }
+
+
+_INIT = "the session's first process was ended from outside, and with it all of the session's processes,"
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +48,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int
     peak_bytes: int
     cap_bytes: int
+    keeper_ended_at: float | None = None
+    """When the keeper ended below which it ran."""
 
 
 _NO_DEATH = Evidence(oom_kills=0, peak_bytes=0, cap_bytes=0)
@@ -61,8 +73,9 @@ def explain(outcome: Outcome, memory: Evidence = _NO_DEATH) -> RunError | None:
         message = raised.message or "the cell ran out of memory"
         return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
     return RunError(
-        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
-    )
+        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line,
+        hint=raised.hint, blocks=raised.blocks,
+    )  # fmt: skip
 
 
 def in_short(error: RunError) -> str:
@@ -70,12 +83,23 @@ def in_short(error: RunError) -> str:
     return f"{error.name}: {error.message}"[:_SHORT]
 
 
-def with_fate(error: RunError, memory: Memory, unprotected: str | None) -> RunError:
+def with_fate(error: RunError, memory: Memory, unprotected: str | None, *, has_kernel: bool = True) -> RunError:
     """The error, and in its message what became of memory (where that is not plain from the code)."""
     if error.code in ("exception", "syntax"):
         return error
     why = f" ({unprotected})" if memory == "lost" and unprotected else ""
-    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {_FATES[memory]}{why}")
+    fate = _FATES[memory] if has_kernel or memory != "lost" else _NO_KERNEL
+    return msgspec.structs.replace(error, message=f"{error.message.rstrip('.')}. {fate}{why}")
+
+
+def of_keeper(at: float) -> str:
+    return f"Holdfast's keeper was ended, and with it every session's processes, at {_when(at)}"
+
+
+def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
+    """How a kernel ended that had nothing to do, and when: after it was seen alive, and before it was found dead."""
+    how = _INIT if lost_init else f"the kernel was ended ({_how(deaths)})"
+    return f"{how} between two runs: after {_when(after)} and before {_when(found)}"
 
 
 def keeps_memory(error: RunError, mode: Mode) -> bool:
@@ -88,8 +112,10 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
     return msgspec.structs.replace(
         raised,
         name=raised.name[:_MOST_NAME],
-        message=raised.message[:_MOST_TEXT],
-        traceback=raised.traceback[-_MOST_TEXT:],
+        message=wire.cut_end(raised.message),
+        traceback=wire.cut_middle(raised.traceback),
+        blocks=raised.blocks if len(raised.traceback) <= wire.MAX_TEXT else [],
+        hint=raised.hint[:_SHORT],
     )
 
 
@@ -112,6 +138,15 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
         if outcome.stop.at_once:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
+    if memory.keeper_ended_at is not None:
+        begun = "" if outcome.begun else ", before the code began"
+        return _error("kernel_lost", f"{of_keeper(memory.keeper_ended_at)}{begun}.", outcome.raised)
+    if outcome.lost_init:
+        begun = "" if outcome.begun else ", before the code began"
+        return _error("kernel_lost", f"{_INIT} at {_when(time.time())}{begun}.", outcome.raised)
+    if outcome.is_unstarted:
+        message = f"the kernel was ended ({_cause(outcome)}) at {_when(time.time())}, before the code began."
+        return _error("kernel_lost", message, outcome.raised)
     return _error("killed", f"the kernel died: {_cause(outcome)}.", outcome.raised)
 
 
@@ -125,7 +160,22 @@ def _last_line_in_cell(location: str) -> int | None:
 def _cause(outcome: Outcome) -> str:
     if outcome.gone or outcome.died is None:
         return outcome.gone or "nobody knows why"
-    status = outcome.died.status
+    return _ending(outcome.died.status)
+
+
+def _how(deaths: Sequence[Died | Gone]) -> str:
+    """A status that pid 1 reports says more than a socket that was closed."""
+    for death in deaths:
+        if isinstance(death, Died):
+            return _ending(death.status)
+    return next((death.reason for death in deaths if isinstance(death, Gone)), "nobody knows why")
+
+
+def _when(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _ending(status: int) -> str:
     number = status & 0x7F
     if number == 0:
         return f"exit code {status >> 8}"
@@ -142,6 +192,7 @@ def _error(code: str, message: str, raised: wire.Raised | None) -> RunError:
         name=_NAMES[code],
         message=message,
         traceback=raised.traceback if raised else "",
+        blocks=raised.blocks if raised else [],
         line=raised.line if raised else None,
         hint=_HINTS[code],
     )

@@ -5,6 +5,7 @@ decided above. Rolled back, memory and files return together: the kernel is kill
 committed files, and the snapshot takes the kernel's place. Without a snapshot a new kernel does, and memory is lost.
 """
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast.causes import Evidence, explain
+from holdfast.causes import Evidence, between_runs, explain, of_keeper
 from holdfast.config import Limits
 from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
@@ -41,6 +42,8 @@ _LAST_TRY_S = 1.0
 """For the end of a kernel one of whose processes is known not to die."""
 _STILL_S = 0.2
 """For a running session to freeze. On cgroup v1 whoever waits for memory does not, and only a guard gives him some."""
+_DYING_S = 2.0
+"""For a process that was killed while it was frozen to end when it is thawed."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
 
@@ -71,6 +74,13 @@ class Computer:
         self.stops = Stops()
         self._at_rest = False
         """Frozen until the next turn."""
+        self._forked_at = 0.0
+        self._seen_alive = 0.0
+        """When the kernel was alive for sure."""
+        self.died = ""
+        """How and when the kernel ended that is not there any more, if not by us."""
+        self._is_guarded = False
+        """It had a snapshot when it was put to rest."""
         self._gauges: Gauges | None = None
         """As the next run finds them, if somebody has looked."""
         self._stuck = False
@@ -93,6 +103,7 @@ class Computer:
         """A fresh kernel in place of the present one, if any, on a fresh layer."""
         await self.end_kernel()
         await self.staging.lay()
+        self._forked_at = time.time()
         self.now = await self._node.fork(
             self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.staging.name,
             shared=self.workspace.shared, past_proxy=self.way.past_proxy,
@@ -102,7 +113,8 @@ class Computer:
             reserve_bytes=self.limits.snapshot_reserve_bytes, undo=self.limits.undo,
         )  # fmt: skip
         self.pristine, self._gauges = True, None
-        self.now.cgroup.freeze()
+        self._seen_alive, self._is_guarded, self.died = time.time(), False, ""
+        self.freeze()
         return self.now
 
     async def end_kernel(self) -> None:
@@ -184,6 +196,7 @@ class Computer:
         finally:
             self.stops.end()
             conduct.output.close()
+        self._seen_alive = time.time()
         self.stops.expect(given_up is None and outcome.finished is not None and then(explain(outcome)))
         if outcome.finished is None or self.look_around():
             with anyio.CancelScope(shield=True):
@@ -200,12 +213,16 @@ class Computer:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
         peak_bytes = cgroup.memory_peak_bytes()
-        evidence = Evidence(oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes)
+        finished = outcome.finished
+        evidence = Evidence(
+            oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes,
+            keeper_ended_at=None if finished else self._keeper_ended_at(),
+        )  # fmt: skip
         return Execution(
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
-            strays=strays(killed, outcome.finished.threads if outcome.finished else []),
+            strays=strays(killed, finished.threads if finished else [], finished.tasks if finished else []),
             peak_bytes=peak_bytes if gauges.peak_is_exact else None,
             given_up=given_up,
         )
@@ -241,6 +258,54 @@ class Computer:
         if self.now is not None:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
+            self._is_guarded = self.now.kernel.has_snapshot()
+            if self.memory_cap == "cgroup":  # to add it up from its processes takes milliseconds
+                with suppress(OSError):
+                    self.now.show_memory()
+            if not self.now.kernel.is_lost():
+                self._seen_alive = time.time()
+
+    def is_hurt(self) -> bool:
+        """Whether its kernel, or the snapshot beside it, was ended while it was at rest. A frozen process that was
+        killed may live until it is thawed (cgroup v1): it runs nothing any more, and counts as dead."""
+        if self.now is None:
+            return True
+        kernel = self.now.kernel
+        lost = kernel.is_lost() or (self._is_guarded and not kernel.has_snapshot())
+        return lost or (self._at_rest and bool(kernel.doomed()))
+
+    async def find_death(self) -> str | None:
+        """How and when the kernel ended that was at rest; None: it did not. Afterwards all that was to die is dead."""
+        if self.now is None:
+            return None
+        kernel = self.now.kernel
+        doomed = kernel.doomed()
+        self.thaw()
+        await kernel.wait_dead(doomed, _DYING_S)
+        kernel.note_deaths()
+        if not kernel.is_lost() and kernel.pid not in kernel.doomed():
+            return None
+        return self._death()
+
+    def _keeper_ended_at(self) -> float | None:
+        """If the kernel ended with it."""
+        return self._node.keeper_ended_since(self._forked_at)
+
+    def _death(self) -> str:
+        kernel = self.kernel
+        if (at := self._keeper_ended_at()) is not None:
+            return of_keeper(at)
+        return between_runs(
+            kernel.note_deaths(), lost_init=kernel.lost_init(), after=self._seen_alive, found=time.time()
+        )
+
+    async def give_up_kernel(self) -> None:
+        """End a kernel that is not fit for another run; if it was dead already, it is known of what."""
+        if self.now is not None and (
+            self._keeper_ended_at() is not None or self.now.kernel.is_lost() or self.now.kernel.doomed()
+        ):
+            self.died = self._death()
+        await self.end_kernel()
 
     async def hold(self, patience_s: float = _QUICK_S) -> bool:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
@@ -295,7 +360,7 @@ class Computer:
         self.thaw()
         restaged = await self.now.kernel.restage(_QUICK_S)
         if restaged is None or await self.staging.holds_committed_files():
-            return await self.end_kernel()
+            return await self.give_up_kernel()
         self.not_reopened = restaged.not_reopened
         await self.staging.note_untouched()
 
@@ -328,7 +393,7 @@ class Computer:
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
-        if self.staging.has_changes():
+        if self.staging.is_gone() or self.staging.has_changes():
             await self._follow(self.staging.path, self._next_layer)
 
     async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:
@@ -336,7 +401,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

@@ -13,8 +13,8 @@ else:
     Content = Any  # msgpack tells the two apart by itself, msgspec takes no union of them
 
 ErrorCode = Literal[
-    "exception", "syntax", "verification", "protected_path", "undeclared_write", "timeout", "out_of_memory", "killed",
-    "interrupted", "output_limit",
+    "exception", "syntax", "verification", "protected_path", "undeclared_write", "patterns_too_costly", "timeout",
+    "out_of_memory", "killed", "interrupted", "output_limit", "kernel_lost",
 ]  # fmt: skip
 _SHOWN = 100
 """Characters of a result in one line."""
@@ -32,7 +32,7 @@ def _one_line(text: str) -> str:
 
 
 class RunError(Noun, frozen=True):
-    """Why a run did not end well. Your code's failure, never Holdfast's own."""
+    """Why a run did not end well: your code's failure, or an end from outside of it (`interrupted`, `kernel_lost`)."""
 
     code: ErrorCode
     name: str
@@ -42,6 +42,8 @@ class RunError(Noun, frozen=True):
     line: int | None = None
     """Line of the cell that was running, when it is known."""
     hint: str = ""
+    blocks: list[int] = []
+    """Where in `traceback` each of IPython's blocks begins: a heading, a frame, the exception. Empty: it is one."""
 
 
 class Display(Noun, frozen=True):
@@ -50,12 +52,17 @@ class Display(Noun, frozen=True):
     data: dict[str, Content]
     metadata: dict[str, Any] = {}
     display_id: str | None = None
+    objects: list[str] = []
+    """Types in `data` whose text is JSON because code gave an object, also if the type's name does not say so."""
 
 
 class Stray(Noun, frozen=True):
-    """What a run left behind. Nothing runs in the background: processes are killed, threads frozen."""
+    """What a run left behind. Nothing runs in the background: processes are killed, threads and asyncio's tasks frozen.
 
-    kind: Literal["process", "thread"]
+    A thread or a task is named by the first run that leaves it, and by none after that.
+    """
+
+    kind: Literal["process", "thread", "task"]
     name: str
     outcome: Literal["killed", "frozen"]
 
@@ -110,6 +117,14 @@ class Recovery(Noun, frozen=True, kw_only=True):
     """All of it in a few lines, for people and models."""
 
 
+class NextInput(Noun, frozen=True):
+    """Text that a cell offers for the next one, as `%load` and `set_next_input` do."""
+
+    text: str
+    replace: bool = False
+    """It takes the place of the cell that ran."""
+
+
 class Run(Noun, frozen=True, kw_only=True):
     """What one run did."""
 
@@ -162,12 +177,16 @@ class Run(Noun, frozen=True, kw_only=True):
     memory and handles on processes, at the commit before open files that may not be opened again."""
     unprotected: str | None
     """Why there was no snapshot to fall back to; None if there was one."""
+    kernel_replaced: str = ""
+    """How and when the kernel ended that the session had before, if it was ended from outside since the run before;
+    this run had another in its place. Empty: it was not."""
     count: int
     """IPython's execution count, as in `Out[count]`."""
     exit_code: int | None
-    """Of a command."""
+    """Of a command, and of a cell that ended itself by `sys.exit()` or `raise SystemExit`; None for all others."""
     text: str | None
     """text/plain of the last expression."""
+    next_input: NextInput | None = None
     stdout: str
     stderr: str
     dropped_bytes: int
@@ -210,6 +229,8 @@ class ShellResult(Noun, frozen=True, kw_only=True):
     strays: list[Stray]
     duration_s: float
     egress: list[str] = []
+    kernel_replaced: str = ""
+    """As of `Run`."""
 
 
 class Name(Noun, frozen=True):

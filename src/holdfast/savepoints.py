@@ -81,7 +81,7 @@ class Savepoints:
             raise ValueError(f"{path!r} is no path")
         shared = self._books.workspace.shared is not None
         if shared:
-            refuse_to_save(path, self._publication)
+            refuse_to_save(path, self._publication, self._books.workspace.files)
         with os.fdopen(self._open(path), "rb") as source:
             status = os.fstat(source.fileno())
             size = status.st_size  # and not its blocks: holes are read and hashed as well
@@ -92,7 +92,9 @@ class Savepoints:
             self._books.grown = True
         mode, files = stat.S_IMODE(status.st_mode), self._books.workspace.files
         mode = saved_mode(path, mode, self._publication, files) if shared else mode
-        return replacing(SavedFile(path=path, sha256=sha256, bytes=size, mode=mode), files)
+        census = self._books.workspace.census
+        saved = SavedFile(path=path, sha256=sha256, bytes=size, mode=mode)
+        return replacing(saved, files, since_ns=census.at_ns if census is not None else None)
 
     def _open(self, path: str) -> int:
         """As the cell sees it: in its layer, or below it."""

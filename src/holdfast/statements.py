@@ -52,6 +52,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
     key: str | None = None
     attempt: int = 1
+    request_sha256: str = ""
+    """Digest of all that makes two requests with one key the same; empty: a write, a restore, or an earlier build."""
     inputs: list[Input] = []
     changes: list[Change] = []
     """In /mnt/data only."""
@@ -63,6 +65,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     peak_memory_bytes: int | None = None
     strays: list[str] = []
+    kernel_replaced: str = ""
+    """How and when the kernel before ended, if this run had another in its place."""
     egress: list[str] = []
     """Requests that left: they may have happened, whatever became of the run."""
     reason: str = ""
@@ -93,6 +97,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     code_sha256: str
     key: str | None
     attempt: int
+    request_sha256: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +121,8 @@ class Byproducts(msgspec.Struct, frozen=True, kw_only=True):
     saved: list[str]
     started_at: datetime
     finished_at: datetime
+    kernel_replaced: str | msgspec.UnsetType = msgspec.UNSET
+    """Only where it happened: receipts without it have the bytes that they always had."""
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +202,10 @@ def _predicate(facts: RunFacts) -> Predicate:
             version=facts.version, generation=facts.generation, ckpt=facts.ckpt, manifest_sha256=facts.manifest_sha256
         ),
         materials=[_resource(each.path, each.sha256, each.bytes) for each in facts.inputs],
-        command=Command(goal=facts.goal, code_sha256=facts.code_sha256, key=facts.key, attempt=facts.attempt),
+        command=Command(
+            goal=facts.goal, code_sha256=facts.code_sha256, key=facts.key, attempt=facts.attempt,
+            request_sha256=facts.request_sha256 or msgspec.UNSET,
+        ),
         environment=Environment(fingerprint=facts.environment),
         byproducts=_byproducts(facts),
         rollback=Rollback(reason=facts.reason, blame=facts.blame) if facts.status == "rolled_back" else None,
@@ -210,6 +220,7 @@ def _byproducts(facts: RunFacts) -> Byproducts:
         strays=facts.strays, egress=facts.egress, checks=facts.checks, changes=facts.changes, saved=facts.saved,
         started_at=datetime.fromtimestamp(facts.started_at, UTC),
         finished_at=datetime.fromtimestamp(facts.finished_at, UTC),
+        kernel_replaced=facts.kernel_replaced or msgspec.UNSET,
     )  # fmt: skip
 
 
@@ -224,11 +235,13 @@ def parse_statement(body: bytes) -> RunFacts:
         version=told.after.version, generation=told.after.generation, ckpt=told.after.ckpt,
         manifest_sha256=told.after.manifest_sha256,
         goal=told.command.goal, code_sha256=told.command.code_sha256, key=told.command.key,
-        attempt=told.command.attempt, environment=told.environment.fingerprint,
+        attempt=told.command.attempt, request_sha256=told.command.request_sha256 or "",
+        environment=told.environment.fingerprint,
         inputs=[_input(each) for each in told.materials],
         changes=by.changes, checks=by.checks, strays=by.strays, egress=by.egress, saved=by.saved,
         error_code=by.error.code if by.error else None, error_message=by.error.message if by.error else "",
         exit_code=by.exit_code, duration_s=by.duration_s, peak_memory_bytes=by.peak_memory_bytes,
+        kernel_replaced=by.kernel_replaced or "",
         started_at=by.started_at.timestamp(), finished_at=by.finished_at.timestamp(),
         reason=told.rollback.reason if told.rollback else "", blame=told.rollback.blame if told.rollback else "",
     )  # fmt: skip

@@ -17,17 +17,17 @@ from typing import Any, Literal, Unpack
 import anyio
 import msgspec
 
-from holdfast import checks, once, planning, recovery
+from holdfast import checks, durable, once, planning, recovery
 from holdfast.causes import in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.departures import Departures
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
-from holdfast.executions import Aftermath, Execution
+from holdfast.errors import DiskFailed, DiskFull, DiskRefused, HoldfastError, RehearsalUnavailable, as_told
+from holdfast.executions import Aftermath, Execution, met_disk
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.inputs import Read, read_for_lost_names, refuse_missing
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
-from holdfast.model import Run, RunError
+from holdfast.model import Mode, Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan
 from holdfast.receipts import as_seen
@@ -36,7 +36,16 @@ from holdfast.requests import RunRequest, refuse_nonsense, to_guest
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import databases, let_go
 from holdfast.resources.publish import prepare
-from holdfast.results import Ending, blocked_error, executed, in_data, names_after, result, verification_error
+from holdfast.results import (
+    Ending,
+    blocked_error,
+    executed,
+    in_data,
+    lost_error,
+    names_after,
+    result,
+    verification_error,
+)
 from holdfast.retention import forget_manifests
 from holdfast.savepoints import Savepoints
 from holdfast.sessions import LiveSession, new_id
@@ -74,7 +83,7 @@ class _Transaction:
         self.books = session.books
         self.computer = computer
         self.request = request
-        self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
+        self.mode: Mode = "notebook" if request.kind == "command" else request.mode or session.mode
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
@@ -88,11 +97,16 @@ class _Transaction:
         """Why the caller does not get what came of it: he went away, or his callback failed."""
         self.is_back = True
         """Memory and files are as before: nothing has begun yet, or all of it was taken back."""
+        self.back: Aftermath | None = None
+        """What became of memory, if that is as before already though the code was to run."""
+        self.replaced = ""
+        """How and when a kernel ended that nothing of this run had begun on."""
 
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
         try:
-            ended = await self._to_its_end(emit, ask)
+            with durable.ours("the run"):  # what the caller's own callbacks raise is not raised here: see `given_up`
+                ended = await self._to_its_end(emit, ask)
         except BaseException as error:  # whatever it was that we did wrong, no run is left without an end
             with anyio.CancelScope(shield=True):
                 await self._give_up(error)
@@ -103,21 +117,23 @@ class _Transaction:
                 self.session.endings.pop(self.id, None)
         if self.given_up is not None:
             raise self.given_up
+        if ended.receipt is not None:  # it is told for good
+            self.session.kernel_replaced, self.session.has_untold_loss = "", False
         return ended
 
     async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         await refuse_missing(self.books, self.request.inputs)
-        self.plan.outside = await changed_outside(self.books, self.computer)
+        self.plan.outside = self.books.take_missing() + await changed_outside(self.books, self.computer)
         if self.request.rehearse:
             await self.plan.make()
             return await self._rehearse(emit)
-        if (self.request.preflight or self.session.preflight) == "block":
+        if (self.request.preflight or self.session.preflight) == "block" or self.session.has_untold_loss:
             if (rest := self.plan.begin(watched=emit is not None)) is not None:
                 await rest
-            if missing := planning.missing(self.plan.card):
+            if (refusal := self._refusal()) is not None:
                 with anyio.CancelScope(shield=True):
-                    return await self._end_rolled_back(None, blocked_error(missing), Aftermath(memory="kept"))
+                    return await self._end_rolled_back(None, *refusal)
         execution = await self._execute(emit, ask, meanwhile=lambda: self._meanwhile(watched=emit is not None))
         self.given_up = execution.given_up
         crashpoint("run.executed")
@@ -127,6 +143,17 @@ class _Transaction:
         with anyio.CancelScope(shield=True):
             ended = await self._decide(execution)
         return ended
+
+    def _refusal(self) -> tuple[RunError, Aftermath] | None:
+        """Why code is not started whose plan is made. Nobody has told the caller yet that memory was lost: code that
+        needs what was in it has not failed by itself."""
+        death = self.session.kernel_replaced or "the kernel ended between two runs"
+        if self.session.has_untold_loss and (lost := planning.lost_names(self.plan.card, self.books.state)):
+            return lost_error(death, lost), Aftermath(memory="lost", unprotected=death)
+        if (self.request.preflight or self.session.preflight) != "block":
+            return None
+        missing = planning.missing(self.plan.card)
+        return (blocked_error(missing), Aftermath(memory="kept")) if missing else None
 
     def _meanwhile(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
         """The plan. And, where nobody else wants the time, a first try of what the end takes: it is in no cache any
@@ -139,13 +166,33 @@ class _Transaction:
     # -- execute -----------------------------------------------------------------------------------------------
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
-        self.is_back = False
-        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None)
-        execution = await self.computer.execute(
+        execution = await self._try_to_execute(emit, ask, meanwhile)
+        if execution.outcome.is_unstarted and execution.given_up is None and await self._has_another_kernel(execution):
+            execution = await self._try_to_execute(emit, ask, nothing)
+        return self.departures.explained(execution)
+
+    async def _has_another_kernel(self, execution: Execution) -> bool:
+        """The kernel died before it had read the request: nothing has run, and it is no fault of the code's. With what
+        the snapshot remembers the run can begin anew; with empty memory it would fail for another reason."""
+        assert execution.error is not None
+        was_pristine = self.computer.pristine
+        with anyio.CancelScope(shield=True):
+            self.back = await self.session.roll_back(alive=False, cause=in_short(execution.error), run=self.id)
+            self.is_back = True
+            self.replaced = execution.error.message.rstrip(".")
+            if self.back.memory == "lost" or self.computer.now is None:
+                return False
+            if not was_pristine:
+                await self.computer.protect(self.before.version)
+        return True
+
+    async def _try_to_execute(self, emit: Emit | None, ask: Ask | None, meanwhile: Meanwhile) -> Execution:
+        self.is_back, self.back = False, None
+        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None, mode=self.mode)
+        return await self.computer.execute(
             self.id, told, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,
         )  # fmt: skip
-        return self.departures.explained(execution)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -154,6 +201,7 @@ class _Transaction:
         return is_declared(self.request) and (error is None or (error.code != "syntax" and self._leaves_as_is(error)))
 
     async def _decide(self, execution: Execution) -> Run:
+        self._refuse_for_the_disk(execution)
         error, begun = execution.error, execution.outcome.begun
         if execution.outcome.finished is None or (error is not None and begun and not self._leaves_as_is(error)):
             assert error is not None
@@ -168,6 +216,18 @@ class _Transaction:
         if tried.error is not error or not verdict.passed:
             return await self._roll_back(tried, tried.error or verification_error(verdict.checks), verdict)
         return await self._commit(tried, verdict)
+
+    def _refuse_for_the_disk(self, execution: Execution) -> None:
+        """Raises DiskFailed if the code failed, or may have lost what it wrote, for our disk's sake."""
+        self.computer.staging.refuse_if_gone()
+        # A file that is let go of without close() loses what it could not write, and Python tells nobody.
+        if self.computer.disk.has_no_room() and self.computer.staging.has_changes():
+            raise DiskFull(
+                "the disk is full: what the run wrote may not be all there",
+                hint="free space where the home is, then run it again",
+            )
+        if execution.outcome.begun and (met := met_disk(execution)) and (fault := self.computer.disk.shortage()):
+            raise type(fault)(f"{fault.message}; the code met it: {met}", hint=fault.hint)
 
     async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
         """What was declared is tried first, and that can end as badly as the code itself."""
@@ -198,7 +258,7 @@ class _Transaction:
             return
         if not self.is_back:
             await self._force_back(fault)
-        with suppress(OSError):
+        with suppress(DiskFailed):
             await self.session.sweep()  # it may be its layer that fills the disk
             await self.books.in_thread(lambda: forget_manifests(self.books))
         if self.plan.is_noted:
@@ -215,7 +275,7 @@ class _Transaction:
             await self.plan.recall()
             if self.id in self.books.open:
                 await self.computer.hold()  # what was saved is moved into the files below its layer
-                if not isinstance(fault, DiskFull):  # it may be what was to be said that failed
+                if not isinstance(fault, DiskRefused):  # it may be what was to be said that failed
                     self.session.endings.pop(self.id, None)
                 how = self.session.endings.setdefault(self.id, RolledBack(reason=fault.message, blame="system"))
                 settlement = await settle(self.books, self.id, **how)
@@ -224,13 +284,15 @@ class _Transaction:
             self.books.halt(as_told(again))
             with suppress(HoldfastError):
                 await self.books.recall(self.id)  # what was not written down is none of the next owner's business
-        if isinstance(fault, DiskFailed) and not isinstance(fault, DiskFull):
+        if isinstance(fault, DiskFailed) and not isinstance(fault, DiskRefused):
             self.books.halt(fault)
 
     # -- forward -----------------------------------------------------------------------------------------------
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
-        done, size = executed(self.id, execution, execution.error), work_of(self.before, verdict.changes)
+        done = executed(self.id, execution, execution.error, kernel_replaced=self._kernel_replaced())
+        told = execution.outcome.finished
+        size = work_of(self.before, verdict.changes, [*told.names, *told.gone] if told else [])
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )
@@ -300,11 +362,12 @@ class _Transaction:
     async def _roll_back(self, execution: Execution, error: RunError, verdict: Verdict | None = None) -> Run:
         alive = execution.outcome.finished is not None
         self.undone = await touched(self.books, self.computer)
-        aftermath = await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
+        aftermath = self.back or await self.session.roll_back(alive=alive, cause=in_short(error), run=self.id)
         self.is_back = True
-        if not alive:
+        if not alive and execution.outcome.begun:
             aftermath = msgspec.structs.replace(aftermath, discarded=self.plan.reading.binds)
-        error = with_fate(error, aftermath.memory, aftermath.unprotected)
+        has_kernel = self.computer.now is not None
+        error = with_fate(error, aftermath.memory, aftermath.unprotected, has_kernel=has_kernel)
         return await self._end_rolled_back(execution, error, aftermath, verdict)
 
     async def _end_rolled_back(
@@ -312,7 +375,7 @@ class _Transaction:
     ) -> Run:
         verdict = verdict or Verdict()
         if execution is not None:
-            self.done = executed(self.id, execution, error)
+            self.done = executed(self.id, execution, error, kernel_replaced=self._kernel_replaced())
             self.books.journal.append_soon(*self.books.note(self.done))
         if any(isinstance(record, Saved) for record in self.books.open[self.id]):
             await self.computer.hold()  # what was saved is moved into the files below its layer
@@ -354,7 +417,7 @@ class _Transaction:
     async def _settle_back(self, **how: Unpack[RolledBack]) -> Settlement:
         try:
             return await settle(self.books, self.id, **how)
-        except DiskFull:
+        except DiskRefused:
             self.session.endings[self.id] = how
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             await self.plan.recall()  # a cell that filled it at once left no room for its plan
@@ -387,11 +450,12 @@ class _Transaction:
     async def _take_back(self, execution: Execution) -> Run:
         verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
+            self._refuse_for_the_disk(execution)
             if execution.outcome.finished is not None and execution.outcome.begun:
                 execution, verdict = await self._verify(execution)
         finally:
             alive = execution.outcome.finished is not None
-            aftermath = await self.session.roll_back(alive=alive, cause=cause, run=self.id)
+            aftermath = self.back or await self.session.roll_back(alive=alive, cause=cause, run=self.id)
             self.is_back = True
         names = names_after(self.plan.reading, execution, self.before.live(), run=self.id)
         state = self.books.state
@@ -405,4 +469,11 @@ class _Transaction:
         )  # fmt: skip
 
     def _result(self, execution: Execution | None, ending: Ending) -> Run:
-        return result(self.plan.card, execution, ending, memory_cap=self.computer.memory_cap)
+        return result(
+            self.plan.card, execution, ending, memory_cap=self.computer.memory_cap,
+            kernel_replaced=self._kernel_replaced(),
+        )  # fmt: skip
+
+    def _kernel_replaced(self) -> str:
+        """How and when kernels ended since the run before, this run's first one included."""
+        return "; ".join(filter(None, (self.session.kernel_replaced, self.replaced)))

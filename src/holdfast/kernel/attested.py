@@ -1,7 +1,10 @@
 """Who sent a packet: not by his words, but as Linux attests."""
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from contextlib import suppress
 
 from holdfast.kernel import framing
@@ -46,6 +49,12 @@ def drain(sock: socket.socket) -> bool:
         except OSError:
             return True
     return False
+
+
+def is_unread(sock: socket.socket) -> bool:
+    """Whether something that we sent has not been read. Linux counts it: the other end cannot claim it."""
+    left = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(left, sys.byteorder) > 0
 
 
 def number_inside(pid: int) -> int:

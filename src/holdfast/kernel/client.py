@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from holdfast.kernel import early, framing, wire
-from holdfast.kernel.attested import drain, hear_only_words, number_inside, receive
+from holdfast.kernel.attested import drain, hear_only_words, is_unread, number_inside, receive
 from holdfast.kernel.beds import Beds
 from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
@@ -36,6 +36,8 @@ _MESSAGES_PER_ROUND = 32
 _ROUND_S = 0.001
 """A round reads no more after so long. What is left is read in the next, when others had their turn."""
 _REPORT = struct.Struct("ii")
+_LOOK_AGAIN_S = 0.02
+"""At processes that are about to end: not each end is reported to us."""
 
 Reply = TypeVar("Reply", bound=wire.Message)
 _decoder: "msgspec.msgpack.Decoder[wire.KernelMessage]" = msgspec.msgpack.Decoder(wire.KernelMessage)
@@ -72,6 +74,7 @@ class Kernel:
         self._control = control
         self._sending = anyio.Lock(fast_acquire=True)
         self._is_torn = False  # the last message was not sent to its end
+        self._was_reset = False  # its end was closed before it had read all that we sent
         self._reports = reports
         self._pipes: dict[int, Literal["stdout", "stderr"]] = {stdout: "stdout", stderr: "stderr"}
         self._assembler = framing.Assembler(max_bytes=MAX_MESSAGE_BYTES)
@@ -166,6 +169,40 @@ class Kernel:
     def is_alive(self) -> bool:
         return self._pidfds.lives(self.pid)
 
+    def is_busy(self) -> bool:
+        """Whether its main thread runs, or waits for a processor: a sleeping one has nothing half done."""
+        return procfs.status(self.pid, b"State")[:1] == [b"R"]
+
+    def is_lost(self) -> bool:
+        """The kernel or the session's pid 1 has ended, or nobody can talk to it any more."""
+        return not (self.is_alive() and self._pidfds.lives(self.init_pid)) or early.is_lost(self._early)
+
+    def lost_init(self) -> bool:
+        """The session's pid 1 has ended, and every process of the session with it."""
+        return not self._pidfds.lives(self.init_pid)
+
+    def doomed(self) -> set[int]:
+        """Those of the kernel, its pid 1 and its snapshot that live only because they are frozen: a signal waits for
+        them that ends them when they are thawed."""
+        pids = {self.pid, self.init_pid} | ({self.snapshot.pid} if self.snapshot else set())
+        return {pid for pid in pids if procfs.is_to_die(pid)}
+
+    async def wait_dead(self, pids: set[int], timeout_s: float) -> None:
+        """Until these have ended, which are thawed by now, and their ends are known here."""
+        with anyio.move_on_after(timeout_s):
+            while any(self._pidfds.lives(pid) for pid in pids) or (self.is_lost() and not self.note_deaths()):
+                await readable(self._epoll.fileno(), _LOOK_AGAIN_S)
+                self.note_deaths()
+
+    def note_deaths(self) -> list[Died | Gone]:
+        """What is known of the kernel's end. It stays known until another takes its place."""
+        early.keep(self._early, self._news())
+        return [event for event in self._early if isinstance(event, (Died, Gone))]
+
+    def has_unread(self) -> bool:
+        """Whether the kernel has not read all that we sent to it, as Linux says."""
+        return self._was_reset or is_unread(self._control)
+
     def has_snapshot(self) -> bool:
         return self.snapshot is not None and self.sleeps(self.snapshot)
 
@@ -236,7 +273,10 @@ class Kernel:
     async def put_to_bed(self) -> bool:
         """Let the snapshot sleep on, however many come after it. False: there is none, or it is lost."""
         snapshot, self.snapshot = self.snapshot, None
-        return snapshot is not None and self.sleeps(snapshot) and await self.beds.lay(snapshot)
+        if snapshot is not None and self.sleeps(snapshot):
+            return await self.beds.lay(snapshot)
+        await self.beds.bury(snapshot)
+        return False
 
     async def wake_snapshot(self, timeout_s: float, *, kept: Snapshot | None = None) -> wire.Woken | None:
         """Let the snapshot, or one that was put to bed, be the kernel from now on. The old kernel and its children are
@@ -353,6 +393,7 @@ class Kernel:
         except (BlockingIOError, InterruptedError):
             pass
         except ConnectionResetError:
+            self._was_reset = True
             self._forget_socket(self._control)
             messages.append(Gone("it closed its control socket"))
         except framing.ProtocolViolation as violation:

@@ -20,6 +20,7 @@ from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput
 from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
+from holdfast.kernel.unfinished_lines import Piece, UnfinishedLines
 from holdfast.model import Displayed, DisplaysCleared, Event, Output
 from holdfast.pace import Pace
 
@@ -73,6 +74,7 @@ class Conduct:
         self._asked: list[wire.Asked] = []
         self._asking: asyncio.Task[None] | None = None
         self._meanwhile: asyncio.Task[None] | None = None
+        self._lines = UnfinishedLines(kernel.is_busy)
         self._saves = Saves(on_save, self._reply)
         self._started = time.monotonic()
         self._deadline = float("inf")
@@ -87,6 +89,8 @@ class Conduct:
         self._give_up_at = float("inf")
         self._killed = False
         self._heard = True
+        self._was_sent = False
+        self._replied = False
         self._finished: wire.Finished | None = None
         self._raised: wire.Raised | None = None
         self._died: Died | None = None
@@ -140,7 +144,9 @@ class Conduct:
                 if isinstance(event, (Printed, Died, Gone)):
                     await self._take(event)
             # Not to a dead one: its snapshot has the same socket, and would find the request there.
-            sent = self._is_over() or self._gone is not None or self._kernel.send_nowait(request)
+            lost = self._is_over() or self._gone is not None
+            sent = lost or self._kernel.send_nowait(request)
+            self._was_sent = not lost
             wake()
             if not sent:
                 with anyio.move_on_after(timeout_s):  # a kernel that was made to stop reading would hold us here
@@ -191,13 +197,16 @@ class Conduct:
                 await self._pace.turn()
                 with self._pace.step(len(event.data) if isinstance(event, Printed) else 0):
                     await self._take(event)
+            await self._print(self._lines.lines())
             await self._check()
         self._stop_asking()
         await self._saves.stop()
         for event in self._kernel.read_pipes():
             await self._take(event)
+        begun = self._finished is not None or self._has_begun()
         for stream, text in self.output.finish():
-            await self._tell(Output(stream=stream, text=text))
+            await self._print(self._lines.add(stream, text))
+        await self._print(self._lines.rest())
         return Outcome(
             finished=self._finished,
             raised=self._raised,
@@ -207,14 +216,22 @@ class Conduct:
             location="" if self._finished else self._kernel.tracebacks.read(),
             printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
+            begun=begun,
+            lost_init=self._finished is None and self._kernel.lost_init(),
         )
+
+    def _has_begun(self) -> bool:
+        """A kernel that died with the request unread has run nothing of it. Once we have sent more than the request,
+        that can be what is unread."""
+        return self._was_sent and (self._replied or not self._kernel.has_unread())
 
     async def _next(self) -> list[Happening]:
         eager, self._eager = self._eager, False
         if eager and self._meanwhile is None and (at_once := self._kernel.watch(_MOMENT_S)):
             return at_once
         tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
-        return await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic())))
+        left_s = min(self._deadline - time.monotonic(), self._lines.left_s())
+        return await self._kernel.wait(min(tick_s, max(0.001, left_s)))
 
     def _is_over(self) -> bool:
         if self._finished and self._saves:  # of a thread, which the cell did not wait for
@@ -270,7 +287,7 @@ class Conduct:
             case Printed():
                 text = self.output.add(event.stream, event.data, charged=self._began)
                 if text:
-                    await self._tell(Output(stream=event.stream, text=text))
+                    await self._print(self._lines.add(event.stream, text))
             case Died():
                 self._died = event
             case Gone():
@@ -295,6 +312,7 @@ class Conduct:
                     await self._hear(message.result)
                 self._finished = message
             case wire.Asked() if self._ask is not None and len(self._asked) < _MOST_QUESTIONS:
+                await self._print(self._lines.rest())  # what a question is about stands before it
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
@@ -319,12 +337,14 @@ class Conduct:
 
     async def _reply(self, message: wire.Message) -> None:
         """While we wait here nobody looks at the clock: a kernel that asks and does not read gets to do so once."""
+        self._replied = True
         with anyio.move_on_after(_READS_S) as waiting:
             await self._kernel.send(message)
         if waiting.cancelled_caught:
             self._lose("it does not read what it asks for")
 
     async def _show(self, message: wire.Shown | wire.Cleared) -> None:
+        await self._print(self._lines.rest())
         match message:
             case wire.Shown():
                 display = self.shelf.add(message)
@@ -340,6 +360,7 @@ class Conduct:
             asked = self._asked.pop(0)
             answer = await ask(asked.prompt, asked.password)
             if self._stop is None:
+                self._replied = True
                 with anyio.move_on_after(max(0.0, self._deadline - time.monotonic())):
                     await self._kernel.send(wire.Answer(text=answer))
         self._asking = None
@@ -348,6 +369,10 @@ class Conduct:
         if self._asking is not None:
             self._asking.cancel()
         self._asked, self._asking = [], None
+
+    async def _print(self, pieces: list[Piece]) -> None:
+        for stream, text in pieces:
+            await self._tell(Output(stream=stream, text=text))
 
     async def _tell(self, event: Event) -> None:
         """A slow reader slows the cell down; the clock goes on, and from the end on he is not waited for any more."""

@@ -4,7 +4,8 @@ It exists for one property: however the host dies, the keeper sees it and exits,
 process of the namespace and, with them, every mount. Nothing can be left running.
 
 On request it starts zygotes and gives live sessions another stage; it reaps, and does nothing else. Started by
-`nodes.local` as `python -c … <control fd> <host pidfd> <fd of the sessions' freezers, or -1>`.
+`nodes.local` as `python -c … <control fd> <host pidfd> <fd of the sessions' freezers, or -1> <fd of a pipe>`. Only the
+keeper and its children have the pipe open for writing: by the other end the host sees that the keeper has ended.
 """
 
 import os
@@ -150,7 +151,7 @@ def _become_zygote(request: wire.StartZygote, fds: list[int]) -> None:
 def _zygote_environment() -> dict[str, str]:
     """What guests inherit: nothing of the host's environment."""
     environment = {
-        "PATH": f"{mounts.ENV}/bin:{mounts.PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{mounts.ENV}/bin:{mounts.INSTALLERS}:{mounts.PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": mounts.HOME,
         "USER": "user",
         "LANG": "C.UTF-8",

@@ -37,4 +37,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     printed: bool
     duration_s: float
     begun: bool = True
-    """False: it was to end before the kernel had it."""
+    """False: it was to end before the kernel had it; or the kernel ended before it had read it."""
+    lost_init: bool = False
+    """The session's pid 1 ended, and every process of the session with it. Nothing inside can do that."""
+
+    @property
+    def is_unstarted(self) -> bool:
+        """Nobody asked it to end, and it has not begun: the kernel was gone before."""
+        return self.finished is None and self.stop is None and not self.begun

@@ -28,7 +28,10 @@ class Shelf:
         self._clear_pending = False
 
     def add(self, shown: wire.Shown) -> Display:
-        display = Display(data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id)
+        display = Display(
+            data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id,
+            objects=[kind for kind in dict.fromkeys(shown.data.objects) if kind in shown.data.text],
+        )  # fmt: skip
         if shown.kind == "result":
             self.result = shown.data.text.get("text/plain")
         if self._clear_pending:

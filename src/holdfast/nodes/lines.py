@@ -2,6 +2,7 @@
 
 import array
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -10,11 +11,15 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import msgspec
 
-from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
+from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable, disk_failed
 from holdfast.kernel import framing, wire
-from holdfast.sandbox.overlay import OverlayUnavailable
+from holdfast.sandbox.overlay import LayerNotWritable, OverlayUnavailable
 
 _decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
+
+
+_ROOM = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * wire.MOST_FDS_BACK)
+"""For who sent it, and for the descriptors that came with it."""
 
 
 class LineBroken(Exception):
@@ -60,9 +65,7 @@ class Line:
         try:
             with anyio.fail_after(timeout_s):
                 await anyio.wait_readable(self._sock)
-            packet, ancillary, _, _ = self._sock.recvmsg(
-                framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, _, _ = self._sock.recvmsg(framing.PACKET_BYTES + 1, _ROOM, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             raise
         except (OSError, ValueError, anyio.ClosedResourceError) as error:
@@ -112,6 +115,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _refusal(reason: str) -> HoldfastError:
+    if found := re.search(rf"{LayerNotWritable.__name__}: \[Errno (\d+)\]", reason):
+        number = int(found[1])
+        return disk_failed("laying the session's layer", OSError(number, os.strerror(number)))
     if OverlayUnavailable.__name__ in reason:
         return SandboxUnavailable(
             f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",

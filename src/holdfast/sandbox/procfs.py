@@ -7,6 +7,7 @@ cut at newlines alone, and a line that is not as Linux writes it counts for noth
 
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 
@@ -23,6 +24,18 @@ _ALONE_IN_FILE = 0xA1
 _MOST_LOOKED_AT = 1 << 21
 """Pages, of which most are not there. A guest can map as much as it likes."""
 _AT_ONCE = 1 << 16
+
+
+_MASK = re.compile(rb"^(\w{6}):\t([0-9a-f]{16})$", re.M)
+_KILL = 1 << signal.SIGKILL - 1
+_CORE = sum(
+    1 << number - 1
+    for number in (
+        signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV,
+        signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS,
+    )
+)  # fmt: skip
+"""Signals that dump core. Every other one that ends a process Linux turns into SIGKILL at once."""
 
 
 class TooLong(Exception):
@@ -45,6 +58,14 @@ def status(pid: int, field: bytes) -> list[bytes]:
     """The words of one line of `status`; none if the process is gone, or Linux does not know the field."""
     head = field + b":"
     return next((line.split()[1:] for line in lines(f"/proc/{pid}/status") if line.startswith(head)), [])
+
+
+def is_to_die(pid: int) -> bool:
+    """Whether a signal waits for a process that ends it for sure as soon as it runs again."""
+    masks = {name: int(mask, 16) for name, mask in _MASK.findall(b"\n".join(lines(f"/proc/{pid}/status")))}
+    waiting = masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)
+    minded = masks.get(b"SigBlk", 0) | masks.get(b"SigIgn", 0) | masks.get(b"SigCgt", 0)
+    return bool(waiting & (_KILL | _CORE & ~minded))
 
 
 def sizes_bytes(path: str, *fields: bytes) -> int:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from holdfast.access import Access, KeyRing
 from holdfast.config import Settings
 from holdfast.environments import Report
+from holdfast.errors import KeeperLost
 from holdfast.home import SOCKET
 from holdfast.opening import open_service
 from holdfast.server.doors import DoorSettings, Hosts, Limits, guarded
@@ -106,7 +107,8 @@ async def serve(
                         await _unless_stopped(stop, service.prepare(report=report))
                     if not stop.asked.is_set():
                         on_ready(service, url, access.token)
-                    await _until_unneeded(settings, hub, server, stop)
+                    async with _ends_beyond_help(service, stop):
+                        await _until_unneeded(settings, hub, server, stop)
                 finally:
                     await _wind_down(settings, hub, mcp, stop)
                     await mcp.close()
@@ -205,6 +207,24 @@ async def _unless_stopped(stop: Stop, work: Coroutine[Any, Any, None]) -> None:
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
+
+
+@asynccontextmanager
+async def _ends_beyond_help(service: Service, stop: Stop) -> AsyncIterator[None]:
+    """A server whose keeper ended, and that cannot start another one, does nothing useful any more: it ends with an
+    error, so that a supervisor starts another server."""
+    beyond_help = service.node.beyond_help
+    waiting = asyncio.create_task(beyond_help.wait())
+    waiting.add_done_callback(lambda _: stop.ask() if beyond_help.is_set() else None)
+    try:
+        yield
+    finally:
+        waiting.cancel()
+    if beyond_help.is_set():
+        raise KeeperLost(
+            "the keeper ended, and no other could be started: this server can run no code",
+            hint="see logs/keeper.log in the home, run `holdfast doctor`, and start the server again",
+        )
 
 
 async def _until_unneeded(settings: ServeSettings, hub: Hub, server: Server, stop: Stop) -> None:

@@ -58,6 +58,8 @@ class KeyRow(Noun, frozen=True, kw_only=True):
     attempt: int
     may_have_happened: tuple[str, ...] = ()
     """Requests that attempts before it sent."""
+    claim: bytes = b""
+    """Of a key that stands for a run which had another key, or none (`jobs`): the row, signed (`receipts.seal`)."""
 
 
 class ReceiptRow(Noun, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ import msgspec
 from holdfast import api, protocol
 from holdfast.errors import DiskFailed
 from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Sent, Settled, Unsent, Verified
-from holdfast.store import connection, queries
+from holdfast.store import accidents, connection, queries
+from holdfast.store.accidents import Seen
 from holdfast.store.rows import (
     AnyWrite,
     Append,
@@ -60,8 +61,20 @@ class Store:
         self.kept_bytes: dict[str, int] = {}
         """What was written of each session's runs and is kept; what a commit that failed would have added stays in."""
         self._db = connection.open_read_only(path) if read_only else connection.open_writable(path)
+        self._seen = None if read_only else self._watch()
+
+    def _watch(self) -> Seen:
+        try:
+            with connection.failures_told(self._path):
+                return Seen(self._path, self._db)
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
+        if self._seen is not None:
+            self._seen.close()
+            self._seen = None
         self._db.close()
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -101,9 +114,19 @@ class Store:
         try:
             with self._failures_told():
                 self._db.execute("commit")
+                self._refuse_lost()
         except BaseException:
             self.abandon()
             raise
+
+    def _refuse_lost(self) -> None:
+        """A commit is durable only in the files that the next one to open the journal finds."""
+        if self._seen is not None and (wrong := self._seen.confirm()):
+            raise connection.JournalGone(
+                f"{wrong}: {self._seen.rescue()}",
+                hint="end this process and start it again: the start says whether anything is missing. Nothing more is "
+                "acknowledged until then",
+            )
 
     def abandon(self) -> None:
         """Nothing is staged any more."""
@@ -158,8 +181,11 @@ class Store:
         self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
 
     def _drop_session(self, write: DropSession) -> None:
+        last = accidents.last_record(self._db)
         for query in queries.DROP_SESSION:
             self._db.execute(query, (write.session,))
+        self._db.execute(queries.DROP_PLACEHOLDER)
+        self._db.execute(queries.KEEP_PLACE, (last,))
         self.kept_bytes.pop(write.session, None)
 
     def _put_receipt(self, write: PutReceipt) -> None:
@@ -271,6 +297,10 @@ class Store:
 
     def key(self, session: str, key: str) -> KeyRow | None:
         return self._one(KeyRow, f"key {key} of {session}", queries.KEY, session, key)
+
+    def keys(self, session: str) -> dict[str, KeyRow]:
+        rows = self._select(queries.KEYS, session)
+        return {key: self._decode(body, KeyRow, f"key {key} of {session}") for key, body in rows}
 
     def result(self, run: str) -> bytes | None:
         rows = self._select(queries.RESULT, run)

@@ -1,6 +1,6 @@
 """The application: every operation in one table."""
 
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -43,10 +43,11 @@ register_url_convertor("anypath", _AnyPath())
 
 
 async def health(request: Request) -> Response:
-    """Whether the server is there, for whoever asks."""
-    stopping = hub_of(request).stopping.is_set()
-    told = api.Health(status="stopping" if stopping else "ok", version=__version__)
-    return given(request, told, status=503 if stopping else 200)
+    """Whether the server is there, and can run code, for whoever asks."""
+    hub = hub_of(request)
+    alive: Literal["ok", "keeper_lost"] = "ok" if hub.service.node.has_keeper else "keeper_lost"
+    told = api.Health(status="stopping" if hub.stopping.is_set() else alive, version=__version__)
+    return given(request, told, status=200 if told.status == "ok" else 503)
 
 
 async def metrics(request: Request) -> Response:
