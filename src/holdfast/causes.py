@@ -97,7 +97,8 @@ def of_keeper(at: float) -> str:
 
 def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
     """How a kernel ended that had nothing to do, and when: after it was seen alive, and before it was found dead."""
-    how = _INIT if lost_init else f"the kernel was ended ({_how(deaths)})"
+    reported = any(isinstance(death, Died) for death in deaths)  # pid 1 ends by itself when nobody is left
+    how = _INIT if lost_init and not reported else f"the kernel was ended ({_how(deaths)})"
     return f"{how} between two runs: after {_when(after)} and before {_when(found)}"
 
 
@@ -135,7 +136,7 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
         if outcome.stop.at_once:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
-    if memory.keeper_ended_at is not None:
+    if memory.keeper_ended_at is not None and outcome.died is None:
         begun = "" if outcome.begun else ", before the code began"
         return _error("kernel_lost", f"{of_keeper(memory.keeper_ended_at)}{begun}.", outcome.raised)
     if outcome.lost_init:
