@@ -12,13 +12,18 @@ from typing import Any
 import msgspec
 
 from holdfast import protocol
-from holdfast.errors import SessionHalted
+from holdfast.errors import SessionHalted, VerifyFailed
+from holdfast.model import Run
+from holdfast.receipts import open_envelope, seal
 from holdfast.records import AnyRecord, Executed, Planned, Saved, Settled, Verified, requests_sent
+from holdfast.signing import PublicKey, SigningKey
 from holdfast.state import State
 from holdfast.statements import RunFacts, parse_statement, statement
+from holdfast.store.rows import KeyRow
 
 _PLACE = ("session", "run", "number", "previous")
 _WORDS = {
+    "request_sha256": "request",
     "ckpt_before": "base", "code_sha256": "digest of the code", "started_at": "begin", "error_code": "error",
     "error_message": "error", "duration_s": "duration", "blame": "culprit", "ckpt": "CKPT",
     "saved": "list of savepoints", "inputs": "list of inputs", "exit_code": "exit code",
@@ -53,6 +58,7 @@ def _of_plan(planned: Planned, facts: RunFacts) -> str:
         facts, run=card.run, session=card.session, goal=card.goal, code_sha256=card.code_sha256, key=card.key,
         attempt=card.attempt, inputs=[*card.inputs, *card.forecast_inputs], environment=card.environment,
         ckpt_before=card.base, started_at=planned.at,
+        request_sha256=planned.request_sha256 if facts.request_sha256 else "",  # earlier builds did not sign it
     )  # fmt: skip
 
 
@@ -114,6 +120,70 @@ def _compared(facts: RunFacts, **said: Any) -> str:
     for name in said:
         if getattr(spelled, name) != getattr(facts, name):
             return f"the journal has another {_WORDS.get(name, name)}"
+    return ""
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+
+def key_difference(
+    row: KeyRow, records: Sequence[AnyRecord], facts: RunFacts | None, *, session: str, key: str, public: PublicKey
+) -> str:
+    """What is wrong with the row of an idempotency key, by its run's records and its receipt (None: the run has not
+    ended); empty: nothing is."""
+    if (row.session, row.key) != (session, key):
+        return f"its row is that of the key {row.key!r} of session {row.session}"
+    planned = records[0] if records else None
+    if not isinstance(planned, Planned) or planned.card.session != session:
+        return f"it stands for {row.run}, which is no run of this session"
+    if row.claim:
+        return "" if _is_claimed(row, public) else f"nothing that this home signed lets it stand for {row.run}"
+    said = row.run, row.key, row.attempt, row.request_sha256
+    if said != (planned.run, planned.card.key, planned.card.attempt, planned.request_sha256):
+        return f"it stands for {row.run}, which the journal has with {_with_key(planned.card.key)}"
+    if facts is None:
+        return ""
+    stated = facts.run, facts.key, facts.attempt, facts.request_sha256 or row.request_sha256
+    return "" if said == stated else f"it stands for {row.run}, whose receipt has {_with_key(facts.key)}"
+
+
+def _with_key(key: str | None) -> str:
+    return "no key" if key is None else f"the key {key!r}, or another attempt or request"
+
+
+def claimed(row: KeyRow, key: SigningKey) -> KeyRow:
+    """Sign that a key stands for a run that was not run with it."""
+    return msgspec.structs.replace(row, claim=seal(_claim(row), key).envelope)
+
+
+def _is_claimed(row: KeyRow, public: PublicKey) -> bool:
+    try:
+        return open_envelope(row.claim, public) == _claim(row)
+    except VerifyFailed:
+        return False
+
+
+def _claim(row: KeyRow) -> bytes:
+    return msgspec.json.encode(
+        {"session": row.session, "key": row.key, "run": row.run, "request_sha256": row.request_sha256}, order="sorted"
+    )
+
+
+def answer_difference(answer: Run, facts: RunFacts) -> str:
+    """What a recorded answer says otherwise than the receipt of its run; empty: nothing that a receipt states."""
+    blocked = facts.error_code is None and facts.status == "rolled_back"  # then no record has an error either
+    error = answer.error.code if answer.error and not blocked else None
+    said = {
+        "run": answer.id, "session": answer.session, "status": answer.status, "key": answer.card.key,
+        "attempt": answer.attempt, "error": error, "exit code": answer.exit_code,
+    }  # fmt: skip
+    stated = (facts.run, facts.session, facts.status, facts.key, facts.attempt, facts.error_code, facts.exit_code)
+    for (name, value), wanted in zip(said.items(), stated, strict=True):
+        if value != wanted:
+            return f"the recorded answer has another {name}"
+    changed = [change for change in facts.changes if change.kind != "directory"]
+    if facts.status != "rolled_back" and (answer.version, answer.outputs) != (facts.version, changed):
+        return "the recorded answer has another version or other outputs"
     return ""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from holdfast.records import AnyRecord, Executed, Finding, Flow, Input, RunCard, Settled, Stage, Verified
+from holdfast.visible import visible
 
 MOST_LINES = 15
 _MOST_WIDE = 160
@@ -114,5 +115,5 @@ def _limit(name: str, value: int | float) -> str:
 
 
 def _clipped(text: str, most: int) -> str:
-    text = "".join(character if character.isprintable() else "�" for character in text[: most + 1])
+    text = visible(text[: most + 1])
     return text if len(text) <= most else text[: most - 1] + "…"

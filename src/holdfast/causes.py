@@ -14,7 +14,7 @@ from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
-_SHORT, _MOST_NAME, _MOST_TEXT = 2_000, 200, 100_000
+_SHORT, _MOST_NAME = 2_000, 200
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
@@ -73,8 +73,9 @@ def explain(outcome: Outcome, memory: Evidence = _NO_DEATH) -> RunError | None:
         message = raised.message or "the cell ran out of memory"
         return msgspec.structs.replace(_error("out_of_memory", message, raised), name="MemoryError")
     return RunError(
-        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line
-    )
+        code=raised.kind, name=raised.name, message=raised.message, traceback=raised.traceback, line=raised.line,
+        hint=raised.hint, blocks=raised.blocks,
+    )  # fmt: skip
 
 
 def in_short(error: RunError) -> str:
@@ -112,8 +113,10 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
     return msgspec.structs.replace(
         raised,
         name=raised.name[:_MOST_NAME],
-        message=raised.message[:_MOST_TEXT],
-        traceback=raised.traceback[-_MOST_TEXT:],
+        message=wire.cut_end(raised.message),
+        traceback=wire.cut_middle(raised.traceback),
+        blocks=raised.blocks if len(raised.traceback) <= wire.MAX_TEXT else [],
+        hint=raised.hint[:_SHORT],
     )
 
 
@@ -190,6 +193,7 @@ def _error(code: str, message: str, raised: wire.Raised | None) -> RunError:
         name=_NAMES[code],
         message=message,
         traceback=raised.traceback if raised else "",
+        blocks=raised.blocks if raised else [],
         line=raised.line if raised else None,
         hint=_HINTS[code],
     )

@@ -7,12 +7,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from fnmatch import fnmatchcase
 
-from holdfast.expectations import Expected, matching
+from holdfast.errors import HoldfastError, PatternsTooCostly
+from holdfast.expectations import Expected
 from holdfast.kernel import wire
 from holdfast.mappings import shared_writable_mappings as shared_writable_mappings
+from holdfast.patterns import Files
 from holdfast.records import Change, Check, FileEntry, Input
+from holdfast.visible import visible
 
 MAPPINGS = "shared mappings"
 UNPUBLISHED, NOT_EXECUTABLE = "unpublished", "not executable"
@@ -37,13 +39,12 @@ def compare(
     files_after: Mapping[str, FileEntry],
     inputs: Sequence[Input] = (),
 ) -> list[Check]:
-    """Declared outputs, the forecast and the inputs against what is there."""
+    """Declared outputs, the forecast and the inputs against what is there. Raises PatternsTooCostly."""
     touched = {change.path: change for change in changes if change.area == "data"}
-    return [
-        *(_output(one, touched, files_after) for one in expected),
-        *_forecast(forecast, touched, declared=expected),
-        *_inputs(inputs, touched),
-    ]
+    written = [path for path, change in touched.items() if change.kind != "directory" and change.action != "removed"]
+    present, new = Files(files_after), Files(written)
+    outputs = _outputs(expected, present, touched, files_after)
+    return [*outputs, *_forecast(forecast, touched, new, declared=expected), *_inputs(inputs, touched)]
 
 
 def from_probes(probes: Sequence[wire.Probe], failures: Sequence[str]) -> list[Check]:
@@ -105,6 +106,11 @@ def from_late_changes(theirs: Sequence[str]) -> list[Check]:
     return [Check(name="outside", ok=True, detail=_cut(detail, _MAX_DETAIL))]
 
 
+def refused(error: HoldfastError) -> Check:
+    """A limit or rule that the run breaks; `publication.reason` makes the error of it again."""
+    return Check(name=error.code, ok=False, detail=error.message)
+
+
 def passed(checks: Iterable[Check]) -> bool:
     return all(check.ok for check in checks)
 
@@ -121,23 +127,48 @@ def reason(checks: Iterable[Check]) -> str:
 # -- outputs -----------------------------------------------------------------------------------------------------
 
 
-def _output(expected: Expected, touched: Mapping[str, Change], files: Mapping[str, FileEntry]) -> Check:
-    found = matching(expected.path, files)
-    name = f"output {_cut(expected.path, _MAX_NAME)}"
-    if not found:
-        return Check(name=name, ok=False, detail=_why_missing(expected.path, touched))
+def _outputs(
+    expected: Sequence[Expected], present: Files, touched: Mapping[str, Change], files: Mapping[str, FileEntry]
+) -> list[Check]:
+    found = [(one, present.meant_by(one.path)) for one in expected]
+    by_name = _by_name(touched) if not all(paths for _, paths in found) else {}
+    return [
+        _output(one, paths, touched, files) if paths else _absent(one.path, touched, by_name) for one, paths in found
+    ]
+
+
+def _output(
+    expected: Expected, found: Sequence[str], touched: Mapping[str, Change], files: Mapping[str, FileEntry]
+) -> Check:
     # Of a pattern, the files that this run wrote count; older ones only where it wrote none.
     written = [path for path in found if path in touched]
     empty = [path for path in written or found if files[path].bytes == 0]
     if empty:
-        return Check(name=name, ok=False, detail="it is empty" if empty == [expected.path] else f"empty: {few(empty)}")
-    return Check(name=name, ok=True, detail="" if written else "as it was before: the run did not write it")
+        detail = "it is empty" if empty == [expected.path] else f"empty: {few(empty)}"
+        return Check(name=_label(expected.path), ok=False, detail=detail)
+    detail = "" if written else "as it was before: the run did not write it"
+    return Check(name=_label(expected.path), ok=True, detail=detail)
 
 
-def _why_missing(path: str, touched: Mapping[str, Change]) -> str:
+def _label(path: str) -> str:
+    return f"output {_cut(path, _MAX_NAME)}"
+
+
+def _absent(path: str, touched: Mapping[str, Change], by_name: Mapping[str, Sequence[str]]) -> Check:
+    return Check(name=_label(path), ok=False, detail=_why_missing(path, touched, by_name))
+
+
+def _by_name(touched: Mapping[str, Change]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in touched:
+        found.setdefault(path.rpartition("/")[2], []).append(path)
+    return found
+
+
+def _why_missing(path: str, touched: Mapping[str, Change], by_name: Mapping[str, Sequence[str]]) -> str:
     change = touched.get(path)
     if change is None:
-        near = [other for other in touched if other.rpartition("/")[2] == path.rpartition("/")[2]]
+        near = by_name.get(path.rpartition("/")[2], ())
         return "it does not exist" + (f"; the run wrote {few(near)}" if near else "")
     if change.action == "removed":
         return "the run removed it"
@@ -147,23 +178,25 @@ def _why_missing(path: str, touched: Mapping[str, Change]) -> str:
 # -- notes -------------------------------------------------------------------------------------------------------
 
 
-def _forecast(forecast: Sequence[str], touched: Mapping[str, Change], *, declared: Sequence[Expected]) -> list[Check]:
-    written = [path for path, change in touched.items() if change.kind != "directory" and change.action != "removed"]
+def _forecast(
+    forecast: Sequence[str], touched: Mapping[str, Change], new: Files, *, declared: Sequence[Expected]
+) -> list[Check]:
+    written = list(new)
     if not forecast and not written:
         return []
-    foreseen = {path for pattern in forecast for path in _meant(pattern, touched)}
-    announced = foreseen.union(*(matching(one.path, written) for one in declared))
-    missing = [pattern for pattern in forecast if not _meant(pattern, touched)]
-    unexpected = [path for path in written if path not in announced]
+    try:
+        return [_against_forecast(forecast, Files(touched), new, declared=declared)]
+    except PatternsTooCostly:  # the forecast is of the guest's text, and a note about it fails no run
+        return [Check(name="forecast", ok=True, detail="not compared: its patterns and the files are too many")]
+
+
+def _against_forecast(forecast: Sequence[str], touched: Files, new: Files, *, declared: Sequence[Expected]) -> Check:
+    meant = {pattern: touched.foreseen_by(pattern) for pattern in forecast}
+    announced = set[str]().union(*meant.values(), *(new.meant_by(one.path) for one in declared))
+    missing = [pattern for pattern in forecast if not meant[pattern]]
+    unexpected = [path for path in new if path not in announced]
     notes = [f"{label}: {few(paths)}" for label, paths in (("missing", missing), ("unexpected", unexpected)) if paths]
-    return [Check(name="forecast", ok=True, detail=_cut("; ".join(notes) or "as forecast", _MAX_DETAIL))]
-
-
-def _meant(pattern: str, touched: Mapping[str, Change]) -> list[str]:
-    """Unlike in a declared pattern, `*` here is whatever the code computes, "/" included."""
-    if pattern in touched:
-        return [pattern]
-    return [path for path in touched if fnmatchcase(path, pattern.replace("[", "[[]"))] if "*" in pattern else []
+    return Check(name="forecast", ok=True, detail=_cut("; ".join(notes) or "as forecast", _MAX_DETAIL))
 
 
 def _inputs(inputs: Sequence[Input], touched: Mapping[str, Change]) -> list[Check]:
@@ -175,13 +208,14 @@ def _inputs(inputs: Sequence[Input], touched: Mapping[str, Change]) -> list[Chec
 
 
 def _name_of(probe: wire.Probe) -> str:
-    return _cut(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}", _MAX_NAME)
+    return _cut(visible(f"{probe.format} {probe.path}" if probe.format else f"assert {probe.name}"), _MAX_NAME)
 
 
 def few(paths: Sequence[str]) -> str:
-    """The first of them, and how many more."""
+    """The first of them, as text to be read, and how many more."""
     more = len(paths) - _MAX_NAMED
-    return ", ".join(_cut(path, _MAX_NAME) for path in paths[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    named = ", ".join(_cut(visible(path), _MAX_NAME) for path in paths[:_MAX_NAMED])
+    return f"{named} and {more:,} more" if more > 0 else named
 
 
 def _cut(text: str, limit: int) -> str:

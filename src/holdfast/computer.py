@@ -30,6 +30,7 @@ from holdfast.kernel.saves import OnSave
 from holdfast.kernel.stops import IsFollowed, Stops, never
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
+from holdfast.pace import Pace
 from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
 from holdfast.resources.staging import Staging
@@ -58,6 +59,7 @@ class Computer:
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
+        self._pace = Pace()
         self.way = WayOut(past_proxy)
         self.staging = Staging(workspace)
         self.now: Incarnation | None = None
@@ -152,7 +154,9 @@ class Computer:
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(
+            self.kernel, output, self.limits, run=run_id, pace=self._pace, emit=emit, ask=ask, on_save=on_save
+        )
         async with self._way_out(departures):
             return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 
@@ -209,15 +213,16 @@ class Computer:
             forget_oldest_logs(self.workspace.logs, keep_bytes=4 * self.limits.log_bytes)
         oom_kills = 0 if outcome.finished else cgroup.oom_kills() - gauges.oom_kills
         peak_bytes = cgroup.memory_peak_bytes()
+        finished = outcome.finished
         evidence = Evidence(
             oom_kills=oom_kills, peak_bytes=peak_bytes, cap_bytes=self.limits.memory_bytes,
-            keeper_ended_at=None if outcome.finished else self._keeper_ended_at(),
+            keeper_ended_at=None if finished else self._keeper_ended_at(),
         )  # fmt: skip
         return Execution(
             conduct=conduct,
             outcome=outcome,
             error=explain(outcome, evidence),
-            strays=strays(killed, outcome.finished.threads if outcome.finished else []),
+            strays=strays(killed, finished.threads if finished else [], finished.tasks if finished else []),
             peak_bytes=peak_bytes if gauges.peak_is_exact else None,
             given_up=given_up,
         )
@@ -388,7 +393,7 @@ class Computer:
 
     async def _fresh_layer(self) -> None:
         """Between the kernel's death and the snapshot's waking: what the run wrote is not under it any more."""
-        if self.staging.has_changes():
+        if self.staging.is_gone() or self.staging.has_changes():
             await self._follow(self.staging.path, self._next_layer)
 
     async def _follow(self, dead: Path, lay: Callable[[], Awaitable[object]]) -> None:
@@ -396,7 +401,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

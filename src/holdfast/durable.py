@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.errors import DiskFailed, DiskFull
+from holdfast.errors import DISK, disk_failed, of_disk
 from holdfast.faults import crashpoint
 
 Name = str | bytes
@@ -30,7 +30,6 @@ MANY = 16
 """From more files than this, one sync of the whole file system is faster than one for each of them."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_DISK = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _RENAME_NOREPLACE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -212,16 +211,18 @@ def failures_told(step: str, *, fatal: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if fatal or error.errno in _DISK:
+        if fatal or error.errno in DISK:
             raise disk_failed(step, error, in_doubt=fatal) from error
         raise
 
 
-def disk_failed(step: str, error: OSError, *, in_doubt: bool = False) -> DiskFailed:
-    """What to tell of a write that did not last; of a sync that failed nobody knows what it lost."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind = DiskFailed if in_doubt else DiskFull
-        return kind(f"the disk is full ({step})", hint="free space where the home is, then run it again")
-    return DiskFailed(
-        f"{step} failed: {error.strerror}", hint="look at the disk (dmesg), then open the session again: it recovers"
-    )
+@contextmanager
+def ours(step: str) -> Iterator[None]:
+    """Tells of every failure of a step on the home's own files as `DiskFailed`: callers expect no `OSError` from it.
+    What fails on sockets and processes is no disk's failure, and stays what it is."""
+    try:
+        yield
+    except OSError as error:
+        if failure := of_disk(error, step=step):
+            raise failure from error
+        raise

@@ -14,19 +14,27 @@
     ├── KeeperLost               the process below which all sessions run has ended, and no other came up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
+    ├── JournalLimit             what is written down of a session's runs is more than it may be
     ├── SessionClosed            the session is not open, or not any more
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskFull             there was no room for it: nothing of it is there, and nothing is in doubt
+    │   ├── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
+    │   │   ├── DiskFull         the disk has no room
+    │   │   ├── DiskReadOnly     the disk is read-only
+    │   │   └── FilesLost        the files of a session are not there, and nobody deleted the session
+    │   └── JournalLost          the journal was deleted, replaced or set back
+    ├── KeysLost                 the key that signs receipts is gone, damaged or another
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
+    ├── KeyMismatch              the journal answers an idempotency key with another run than its receipt says
     ├── RehearsalUnavailable     there is no snapshot that a rehearsal could return to
     ├── CkptUnknown              a CKPT that names no retained state
     ├── FileUnknown              no such file in the workspace
     ├── ProtectedPath            a run may not write to what tools of the user's run by themselves
     ├── UndeclaredWrite          a run wrote what none of its declared outputs covers
+    ├── PatternsTooCostly        declared patterns take too long to compare with the files there are
     ├── VerifyFailed             a chain, signature, manifest or file is not what it was
     ├── ExtraMissing             a face needs packages that are not installed
     ├── ApiKeyUnknown            no API key of that id is in this home
@@ -50,6 +58,15 @@
 Each says what happened, and in `hint` what to do next.
 """
 
+import errno
+
+from holdfast.visible import visible_lines
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK = (*_FULL, errno.EIO, errno.EROFS)
+"""Numbers by which Linux says that a disk is full, broken or read-only."""
+_NO_DISK = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError, BlockingIOError, InterruptedError)
+
 
 class HoldfastError(Exception):
     """The root of the tree: catch this to catch every failure that is ours."""
@@ -57,9 +74,9 @@ class HoldfastError(Exception):
     code = "holdfast_error"
 
     def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible_lines(message)  # it names files, variables and packages as a guest has named them
+        self.hint = visible_lines(hint)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]\nhint: {self.hint}"
@@ -143,6 +160,15 @@ class DiskLimit(HoldfastError):
     code = "disk_limit"
 
 
+class JournalLimit(HoldfastError):
+    """The journal holds as much of the session's runs as it may: code, answers, receipts.
+
+    Nothing ran, and the key is not used. Files and history can still be read.
+    """
+
+    code = "journal_limit"
+
+
 class SessionClosed(HoldfastError):
     """The session is not open: not yet, or not any more. Its files are gone, unless it was kept: then `resume=`."""
 
@@ -167,9 +193,39 @@ class DiskFailed(HoldfastError):
     code = "disk_failed"
 
 
-class DiskFull(DiskFailed):
-    """No room for a write. Nothing of it is there, so that it may be tried again when there is room: by the caller; or,
-    if the run was verified by then, by us alone, which the message says."""
+class DiskRefused(DiskFailed):
+    """The disk refused a step as a whole, so that it may be tried again: by the caller; or, if the run was verified by
+    then, by us alone, which the message says. The code that ran is not to blame, and its key is not used."""
+
+
+class DiskFull(DiskRefused):
+    """The disk of the home has no room. The session may still be far below its own limit."""
+
+    code = "disk_full"
+
+
+class DiskReadOnly(DiskRefused):
+    """The disk of the home is mounted read-only; Linux does that by itself to a file system that is damaged."""
+
+    code = "disk_read_only"
+
+
+class JournalLost(DiskFailed):
+    """The journal is not the file that it was, or lacks commits that were acknowledged. No run is acknowledged."""
+
+    code = "journal_lost"
+
+
+class FilesLost(DiskRefused):
+    """Files of a session are gone from the home, and nobody deleted the session. Nothing runs before they are back."""
+
+    code = "files_lost"
+
+
+class KeysLost(HoldfastError):
+    """The key that signed the receipts of this home is not there. No other is made unless the user asks for it."""
+
+    code = "keys_lost"
 
 
 class InternalFault(HoldfastError):
@@ -194,6 +250,12 @@ class KeyReused(HoldfastError):
     """The idempotency key belongs to another request. Nothing ran."""
 
     code = "key_reused"
+
+
+class KeyMismatch(HoldfastError):
+    """What the journal has under an idempotency key is not what the receipt of that run says. Nothing ran."""
+
+    code = "key_mismatch"
 
 
 class RehearsalUnavailable(HoldfastError):
@@ -224,6 +286,12 @@ class UndeclaredWrite(HoldfastError):
     """A write into a user's directory that no declared output covers."""
 
     code = "undeclared_write"
+
+
+class PatternsTooCostly(HoldfastError):
+    """Declared patterns and the session's files together are more than the host compares."""
+
+    code = "patterns_too_costly"
 
 
 class VerifyFailed(HoldfastError):
@@ -348,10 +416,38 @@ class SlowClient(Refused):
     code = "slow_client"
 
 
+def disk_failed(step: str, error: OSError, *, in_doubt: bool = False) -> DiskFailed:
+    """The error that callers get for a step that failed. After a failed sync nobody knows what is on the disk."""
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        kind = DiskFailed if in_doubt else DiskFull
+        return kind(f"the disk is full ({step})", hint="free space where the home is, then run it again")
+    if in_doubt or error.errno == errno.EIO:
+        return DiskFailed(
+            f"{step} failed: {why}", hint="look at the disk (dmesg), then open the session again: it recovers"
+        )
+    if error.errno == errno.EROFS:
+        return DiskReadOnly(
+            f"the disk is read-only ({step})",
+            hint="look why (dmesg; Linux does that to a damaged disk), mount it writable again, then run it again",
+        )
+    return DiskRefused(
+        f"{step} failed: {why}", hint="look at the home's disk: put back what was removed or closed, then run it again"
+    )
+
+
+def of_disk(error: BaseException, *, step: str = "work on the home's files") -> DiskFailed | None:
+    """The error that callers get instead of a bare `OSError` of the host's file system; None for any other failure:
+    what fails on sockets and processes is no disk's."""
+    return disk_failed(step, error) if isinstance(error, OSError) and not isinstance(error, _NO_DISK) else None
+
+
 def as_told(error: BaseException, *, verified: str = "") -> HoldfastError:
     """A failure as callers are told of it; `verified` is the run that it kept from being committed."""
     if isinstance(error, HoldfastError):
         return error
+    if not verified and (failure := of_disk(error)):
+        return failure
     what = f"{type(error).__name__}: {error}"
     if not verified:
         return InternalFault(what, hint="please report this")

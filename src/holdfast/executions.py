@@ -1,11 +1,20 @@
 """What a request did to a session's computer, and what became of memory when it was taken back."""
 
+import re
+
 import msgspec
 
 from holdfast.kernel.conduct import Conduct
 from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, RunError, Stray
 from holdfast.sandbox.cgroups import Cgroup
+
+_DISK = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|disk is full|disk I/O error"
+    r"|readonly database|SIGBUS"
+)
+"""How Linux, libraries and SQLite name a disk that refuses; SIGBUS: a mapped file found no room."""
+_TAIL = 2_000
 
 
 class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,3 +71,16 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
             peak_bytes=self.peak_bytes and max(self.peak_bytes, trial.peak_bytes or 0),
             given_up=self.given_up or trial.given_up,
         )
+
+
+def met_disk(execution: Execution) -> str:
+    """What the code says of a disk that refused it, in one line; empty: its end has nothing to do with one. Guests say
+    what they like, so that this alone proves nothing: see `DiskGuard.shortage`."""
+    if (error := execution.error) is not None:
+        told = [error.message, error.traceback[-_TAIL:]]
+    elif execution.outcome.finished is not None and execution.outcome.finished.exit_code:
+        told = [execution.conduct.output.text("stderr")[-_TAIL:]]
+    else:
+        return ""
+    found = next((line for text in told for line in text.splitlines()[::-1] if _DISK.search(line)), "")
+    return found.strip()[:_TAIL]

@@ -1,26 +1,28 @@
 """What a caller may declare of a run: the files it reads, the files it must leave behind, and what must hold then.
 
 1. A path is relative to /mnt/data, or begins with it, and never leads outside; it is kept as `paths.to_text` writes it.
-2. A path may be a pattern: `*`, `?` and `[…]` stay within one component, `**` stands for any number of them. A file
-   that has the very name of a pattern is what is meant by it.
+2. A path may be a pattern (`patterns`).
 3. Nothing here looks at a disk: nonsense is refused before anything runs.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
 
 from holdfast import paths
-from holdfast.errors import InvalidSetting
+from holdfast.errors import InvalidSetting, PatternsTooCostly
 from holdfast.kernel import wire
+from holdfast.patterns import HINT, Files
 
 WORKSPACE = "/mnt/data"
 _MAX_PATH_BYTES = 4096
 _MAX_DECLARED = 1_000
 _MAX_ASSERTION = 10_000
+_MAX_PROBES = wire.MAX_WORDS - _MAX_DECLARED
+"""Files that are tried by format: a kernel answers each probe with one word, and asserts are probes too."""
 
 _SUFFIXES = {
     "parquet": (".parquet", ".pq"),
@@ -97,55 +99,19 @@ def asserts(declared: Sequence[str] | None) -> list[str]:
 
 
 def probes(expected: Iterable[Expected], files: Iterable[str], *, asserts: Iterable[str] = ()) -> list[wire.Probe]:
-    """What is to be tried inside the sandbox. Outputs that are not among the files fail without a trial."""
-    present = list(files)
-    by_format = [
-        wire.Probe(name=path, path=path, format=one.format, columns=one.columns, min_rows=one.min_rows)
-        for one in expected
-        if one.format
-        for path in matching(one.path, present)
-    ]
+    """What is to be tried inside the sandbox. Outputs that are not among the files fail without a trial.
+
+    Raises PatternsTooCostly."""
+    by_format = list(islice(_formats(expected, Files(files)), _MAX_PROBES + 1))
+    if len(by_format) > _MAX_PROBES:
+        raise PatternsTooCostly(f"outputs with a format mean more than {_MAX_PROBES:,} files", hint=HINT)
     return by_format + [wire.Probe(name=code, code=code) for code in asserts]
 
 
-def matching(pattern: str, files: Iterable[str]) -> list[str]:
-    """Those of the files that a path or pattern means, in their order. All are text as `paths.to_text` writes it.
-
-    >>> matching("plots/*.png", ["plots/a.png", "plots/old/b.png", "a.png"])
-    ['plots/a.png']
-    >>> matching("a[1].csv", ["a1.csv", "a[1].csv"])
-    ['a[1].csv']
-    """
-    present = files if isinstance(files, (Mapping, list)) else list(files)
-    if pattern in present:
-        return [pattern]
-    if not any(mark in pattern for mark in "*?["):
-        return []
-    components = _name(pattern).split("/")
-    return [path for path in present if _covers(components, _name(path).split("/"))]
-
-
-def _name(text: str) -> str:
-    """The name itself: an escape is one character to a pattern, not four."""
-    return text if "\\" not in text else os.fsdecode(paths.to_bytes(text))
-
-
-def _covers(pattern: list[str], path: list[str]) -> bool:
-    """All positions in the pattern that the path so far can have led to, at once: no pattern makes this slow."""
-    reached = _past_stars({0}, pattern)
-    for component in path:
-        stay = {at for at in reached if at < len(pattern) and pattern[at] == "**"}
-        step = {at + 1 for at in reached - stay if at < len(pattern) and fnmatchcase(component, pattern[at])}
-        reached = _past_stars(stay | step, pattern)
-    return len(pattern) in reached
-
-
-def _past_stars(reached: set[int], pattern: list[str]) -> set[int]:
-    """`**` may stand for nothing."""
-    for at in range(len(pattern)):
-        if at in reached and pattern[at] == "**":
-            reached.add(at + 1)
-    return reached
+def _formats(expected: Iterable[Expected], files: Files) -> Iterator[wire.Probe]:
+    for one in expected:
+        for path in files.meant_by(one.path) if one.format else ():
+            yield wire.Probe(name=path, path=path, format=one.format, columns=one.columns, min_rows=one.min_rows)
 
 
 # -- from what the caller wrote ----------------------------------------------------------------------------------

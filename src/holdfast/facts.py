@@ -53,6 +53,7 @@ def facts_of(planned: Planned, executed: Executed | None, before: State, after: 
         finished_at=executed.at if executed else planned.at,
         key=card.key,
         attempt=card.attempt,
+        request_sha256=planned.request_sha256,
         inputs=[*card.inputs, *card.forecast_inputs],
         environment=card.environment,
         error_code=executed.error_code if executed else None,

@@ -1,5 +1,6 @@
 """Limits that no cgroup keeps: looked at while a run goes on, and ended by a kill when they are passed."""
 
+import errno
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from holdfast import durable
 from holdfast.config import Limits
-from holdfast.errors import DiskLimit
+from holdfast.errors import DiskFailed, DiskLimit, disk_failed
 from holdfast.kernel.outcomes import Stop
 from holdfast.resources.measuring import Restless, Usage, measure, plus
 from holdfast.resources.workspace import Workspace
@@ -19,6 +21,8 @@ from holdfast.sandbox.cgroups import Cgroup
 _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
+_BUFFERS_BYTES = 64 << 10
+"""Python's files write 8 KiB, or a block of their file system, at a time."""
 _WROTE_FILES = 100
 _LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
 """As long as anybody writes or deletes: every second, unless a look takes more than one part in fifty of that."""
@@ -64,6 +68,27 @@ class DiskGuard:
         self._look_anyway_at = 0.0
         """The same between two runs, as long as there is plenty of room."""
 
+    @durable.ours("looking how much room is left")
+    def has_no_room(self) -> bool:
+        """Whether the host's disk is so full that a buffer or two may not have found room there."""
+        status = os.statvfs(self._workspace.path)
+        return status.f_bavail * status.f_frsize < _BUFFERS_BYTES
+
+    def shortage(self) -> DiskFailed | None:
+        """What the host's disk refuses, in the state that it is in now: less room than the session was promised, or
+        any write. To be asked when code has failed, before what it wrote is taken back."""
+        try:
+            self._workspace.try_writing()
+        except DiskFailed as error:
+            cause = error.__cause__
+            return disk_failed("a run's write", cause) if isinstance(cause, OSError) else error
+        status = os.statvfs(self._workspace.path)
+        few_bytes = status.f_bavail * status.f_frsize < self.left_bytes
+        few_files = status.f_files > 0 and status.f_favail < self._limits.disk_files - self._usage.files
+        if few_bytes or few_files:
+            return disk_failed("a run's write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        return None
+
     async def __call__(self) -> Stop | None:
         """The guard: looked at while a run goes on."""
         free_bytes, free_files = self._free()
@@ -77,14 +102,16 @@ class DiskGuard:
 
     async def at_end(self, stage: Path) -> Stop | None:
         """When a run is over: it may have been quicker than the ticks."""
-        return await self._measure() if self.has_written() or await self._passes_with(stage) else None
+        return await self._measure() if self.has_written() or await self._holds_much(stage) else None
 
-    async def _passes_with(self, stage: Path) -> bool:
+    async def _holds_much(self, stage: Path) -> bool:
+        """What others delete meanwhile hides from the counters what the run wrote."""
         try:
             staged = await anyio.to_thread.run_sync(measure, [stage])
         except Restless:
             return True
-        return bool(self._excess(plus(self._usage, staged)))
+        wrote = staged.written_bytes >= _WROTE_BYTES or staged.files >= _WROTE_FILES
+        return wrote or bool(self._excess(plus(self._usage, staged)))
 
     def _excess(self, usage: Usage, *, before: Usage | None = None) -> str:
         """Which limit is passed, in words; empty: none. What was beyond its limit `before` may stay as it is."""
@@ -178,6 +205,7 @@ class DiskGuard:
         async with self._still():
             return await anyio.to_thread.run_sync(self._workspace.usage, pids)
 
+    @durable.ours("looking how much room is left")
     def _free(self) -> tuple[int, int]:
         status = os.statvfs(self._workspace.path)
         return status.f_bfree * status.f_frsize, status.f_ffree

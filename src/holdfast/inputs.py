@@ -4,11 +4,9 @@ On the host somebody may have written to them: see `resources.intact`. A directo
 there `resources.census` tells.
 """
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from itertools import islice
 
 import msgspec
@@ -16,8 +14,10 @@ import msgspec
 from holdfast import ckpt as ckpts
 from holdfast import expectations
 from holdfast.books import Books
-from holdfast.errors import DiskFailed, InputMissing, InvalidSetting
+from holdfast.errors import DiskFailed, InputMissing, InvalidSetting, PatternsTooCostly
 from holdfast.paths import to_bytes
+from holdfast.patterns import Files
+from holdfast.preflight import HINTS, Steps, TooManySteps, likeness
 from holdfast.records import FileEntry, Input, Planned, RunCard
 from holdfast.resources import entries
 from holdfast.resources.descent import Cursor, Parts, split
@@ -31,8 +31,11 @@ _MOST_BYTES = 1 << 30
 """Of inputs that are read again on the host; beyond that, what was committed is believed to be there."""
 _LENGTH_SHOWN = 200
 _MOST_LINKS = 40
+_MOST_LOOKED_AT = 200
 _FILES_SEARCHED = 10_000
 _FILES_COMPARED = 200
+_STEPS_SEARCHED = 50_000
+_ALIKE = 0.6
 _LENGTH_COMPARED = 100
 """Names that are longer are not compared with a mistyped one: that takes the square of their length."""
 
@@ -41,8 +44,15 @@ _LENGTH_COMPARED = 100
 
 
 async def refuse_missing(books: Books, declared: Sequence[str]) -> None:
-    """Each declared input must be there, and each pattern must match a file. Raises InputMissing."""
-    missing = await books.in_thread(lambda: _missing(books, declared)) if declared else {}
+    """Each declared input must be there, and each pattern must match a file.
+
+    Raises InputMissing or PatternsTooCostly."""
+    if declared:
+        await books.in_thread(lambda: _refuse_missing(books, declared))
+
+
+def _refuse_missing(books: Books, declared: Sequence[str]) -> None:
+    missing = _missing(books, declared)
     if not missing:
         return
     named = ", ".join(each[:_LENGTH_SHOWN] for each in list(missing)[:_FEW])
@@ -62,6 +72,7 @@ def _place(books: Books) -> str:
 def _missing(books: Books, declared: Sequence[str]) -> dict[str, Entry | None]:
     """Those that are not there; and the directory, where one has that name."""
     missing, known = dict[str, Entry | None](), books.state.files
+    files = Files(known)
     with Cursor(books.workspace.files) as committed:
         for path in declared:
             found = None
@@ -69,7 +80,7 @@ def _missing(books: Books, declared: Sequence[str]) -> dict[str, Entry | None]:
                 found = _leads_to(committed, (b"data", *split(path)))
             if entries.kind_of(found) not in (None, "directory"):
                 continue
-            if path in known or not expectations.matching(path, known):  # or it is gone from the disk
+            if path in known or not files.meant_by(path):  # or it is gone from the disk
                 missing[path] = found
     return missing
 
@@ -105,12 +116,22 @@ def _near(path: str, files: Mapping[str, FileEntry]) -> str:
 
 def _alike(path: str, files: Mapping[str, FileEntry]) -> Iterator[str]:
     last = path.rsplit("/", 1)[-1].lower()
+    by_name: dict[str, list[str]] = {}
     for each in islice(files, _FILES_SEARCHED):
-        if fnmatchcase(each.rsplit("/", 1)[-1].lower(), last):
-            yield each
-    if len(path) <= _LENGTH_COMPARED:
-        short = [each for each in islice(files, _FILES_COMPARED) if len(each) <= _LENGTH_COMPARED]
-        yield from difflib.get_close_matches(path, short, n=_FEW)
+        by_name.setdefault(each.rsplit("/", 1)[-1].lower(), []).append(each)
+    with suppress(PatternsTooCostly):
+        for name in Files(by_name, most_steps=_STEPS_SEARCHED).meant_by(last):
+            yield from by_name[name]
+    yield from _closest(path, islice(files, _FILES_COMPARED))
+
+
+def _closest(path: str, files: Iterable[str]) -> list[str]:
+    steps, found = Steps(HINTS), list[tuple[float, str]]()
+    with suppress(TooManySteps):
+        for each in files if len(path) <= _LENGTH_COMPARED else ():
+            if len(each) <= _LENGTH_COMPARED and (alike := likeness(path, each, steps)) >= _ALIKE:
+                found.append((alike, each))
+    return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
 
 
 # -- of a run that is planned ------------------------------------------------------------------------------------
@@ -126,7 +147,10 @@ async def changed_on_host(books: Books, paths: list[str]) -> dict[str, FileEntry
 
 
 def is_certain(books: Books, card: RunCard) -> bool:
-    """Whether its inputs are what was committed, as far as that can be told without reading them."""
+    """Whether its inputs are what was committed, as far as the event loop can tell: it reads no file, and looks at a
+    few alone."""
+    if len(card.inputs) + len(card.forecast_inputs) > _MOST_LOOKED_AT:
+        return False
     return books.workspace.shared is not None or not books.workspace.intact.unsure(named(card), books.state.files)
 
 

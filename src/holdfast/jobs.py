@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from holdfast import checks, durable, expectations, inputs, once, stated, underway, verbs
+from holdfast import agreement, checks, durable, expectations, inputs, once, stated, underway, verbs
 from holdfast.books import Books
 from holdfast.config import Limits, Settings
 from holdfast.departures import NOBODY
@@ -31,6 +31,7 @@ from holdfast.kernel.conduct import Emit
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
 from holdfast.opening import open_service
+from holdfast.patterns import Files
 from holdfast.publication import Publication, Undeclared, admits
 from holdfast.receipts import facts_in, receipt
 from holdfast.records import Change, Executed, FileEntry, Planned, RunCard, Verified
@@ -125,11 +126,13 @@ class OpenJob:
             if answer is not None:
                 return
         stands = once.stand_for(self._books.session, request.key, run, digest=digest, attempt=attempt)
-        await self._books.journal.append(stands)
+        row = agreement.claimed(stands.row, self._books.key)
+        await self._books.journal.append(msgspec.structs.replace(stands, row=row))
 
     def _outputs_are_there(self) -> bool:
         declared = expectations.outputs(self._job.options.get("outputs"))
-        return all(expectations.matching(each.path, self._books.state.files) for each in declared)
+        files = Files(self._books.state.files)
+        return all(files.meant_by(each.path) for each in declared)
 
     async def plan(self, report: Report | None = None) -> RunCard:
         """The Run Card; the kernel is up when it is there."""
@@ -288,7 +291,9 @@ def _same_run(store: Store, session: str, wanted: _Identity, manifest: str, term
             body, sealed = store.result(row.run), store.receipt(row.run)
             run = once.decode(body) if body is not None else None
             # What a run saved before it failed is a version of that run too; the run itself is still to be done.
-            if run is not None and run.status in ("committed", "kept") and sealed and _published_the_same(run, terms):
+            if run is None or not sealed or agreement.answer_difference(run, facts_in(sealed[-1].envelope)):
+                continue
+            if run.status in ("committed", "kept") and _published_the_same(run, terms):
                 return msgspec.structs.replace(run, receipt=receipt(sealed[-1].envelope))
     return None
 

@@ -13,8 +13,8 @@ else:
     Content = Any  # msgpack tells the two apart by itself, msgspec takes no union of them
 
 ErrorCode = Literal[
-    "exception", "syntax", "verification", "protected_path", "undeclared_write", "timeout", "out_of_memory", "killed",
-    "interrupted", "output_limit", "kernel_lost",
+    "exception", "syntax", "verification", "protected_path", "undeclared_write", "patterns_too_costly", "timeout",
+    "out_of_memory", "killed", "interrupted", "output_limit", "kernel_lost",
 ]  # fmt: skip
 _SHOWN = 100
 """Characters of a result in one line."""
@@ -42,6 +42,8 @@ class RunError(Noun, frozen=True):
     line: int | None = None
     """Line of the cell that was running, when it is known."""
     hint: str = ""
+    blocks: list[int] = []
+    """Where in `traceback` each of IPython's blocks begins: a heading, a frame, the exception. Empty: it is one."""
 
 
 class Display(Noun, frozen=True):
@@ -50,12 +52,17 @@ class Display(Noun, frozen=True):
     data: dict[str, Content]
     metadata: dict[str, Any] = {}
     display_id: str | None = None
+    objects: list[str] = []
+    """Types in `data` whose text is JSON because code gave an object, also if the type's name does not say so."""
 
 
 class Stray(Noun, frozen=True):
-    """What a run left behind. Nothing runs in the background: processes are killed, threads frozen."""
+    """What a run left behind. Nothing runs in the background: processes are killed, threads and asyncio's tasks frozen.
 
-    kind: Literal["process", "thread"]
+    A thread or a task is named by the first run that leaves it, and by none after that.
+    """
+
+    kind: Literal["process", "thread", "task"]
     name: str
     outcome: Literal["killed", "frozen"]
 
@@ -108,6 +115,14 @@ class Recovery(Noun, frozen=True, kw_only=True):
     steps: list[Step]
     text: str
     """All of it in a few lines, for people and models."""
+
+
+class NextInput(Noun, frozen=True):
+    """Text that a cell offers for the next one, as `%load` and `set_next_input` do."""
+
+    text: str
+    replace: bool = False
+    """It takes the place of the cell that ran."""
 
 
 class Run(Noun, frozen=True, kw_only=True):
@@ -168,9 +183,10 @@ class Run(Noun, frozen=True, kw_only=True):
     count: int
     """IPython's execution count, as in `Out[count]`."""
     exit_code: int | None
-    """Of a command."""
+    """Of a command, and of a cell that ended itself by `sys.exit()` or `raise SystemExit`; None for all others."""
     text: str | None
     """text/plain of the last expression."""
+    next_input: NextInput | None = None
     stdout: str
     stderr: str
     dropped_bytes: int

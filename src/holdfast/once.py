@@ -5,18 +5,19 @@ the host. A run that we or a crash rolled back, or that was never started, may r
 its own code failed keeps its answer, unless the caller wants a retry.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
 
+from holdfast import agreement
 from holdfast.api import is_call
 from holdfast.books import MOST_TOLD, Books
-from holdfast.errors import EventsGone, KeyReused
+from holdfast.errors import EventsGone, KeyMismatch, KeyReused
 from holdfast.model import Run
-from holdfast.receipts import receipt
-from holdfast.records import Planned, Settled, requests_sent
+from holdfast.receipts import facts_in, receipt
+from holdfast.records import AnyRecord, Planned, Settled, requests_sent
 from holdfast.requests import RunRequest
 from holdfast.store.rows import KeyRow, PutKey
 from holdfast.store.sqlite import Store
@@ -67,16 +68,34 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def look_up(books: Books, key: str) -> Earlier | None:
+    """Raises KeyMismatch if the rows are not what the run's receipt says: no key gets another run's answer."""
+
     def read(store: Store) -> Earlier | None:
         row = store.key(books.session, key)
         if row is None:
             return None
         records = store.records(row.run)
+        _refuse_mismatch(books, key, row, records, store)
         settled = [record for record in records if isinstance(record, Settled)]
         sent = [*row.may_have_happened, *requests_sent(records)]
         return Earlier(row=row, settled=settled[-1] if settled else None, result=store.result(row.run), sent=sent)
 
     return await books.read(read)
+
+
+def _refuse_mismatch(books: Books, key: str, row: KeyRow, records: Sequence[AnyRecord], store: Store) -> None:
+    sealed, body = store.receipt(row.run), store.result(row.run)
+    facts = facts_in(sealed[-1].envelope) if sealed and isinstance(records[-1] if records else None, Settled) else None
+    public = books.key.public
+    wrong = agreement.key_difference(row, records, facts, session=books.session, key=key, public=public)
+    if not wrong and facts is not None and body is not None:
+        wrong = agreement.answer_difference(decode(body), facts)
+    if wrong:
+        raise KeyMismatch(
+            f"the key {key!r} cannot be answered: {wrong}",
+            hint=f"the journal was changed or damaged: `holdfast verify {books.session}` says more. Nothing ran; look "
+            "at the history before you run it under another key",
+        )
 
 
 async def earlier_answer(books: Books, request: RunRequest) -> tuple[Run | None, Attempt]:

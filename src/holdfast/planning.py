@@ -1,21 +1,32 @@
 """PLAN: the Run Card, which says before anything starts what a run is asked to do."""
 
 import hashlib
-import re
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
+from itertools import islice
 
-from holdfast import cards, expectations, preflight
+import msgspec
+
+from holdfast import cards, preflight
 from holdfast.books import Books
 from holdfast.config import Limits
+from holdfast.errors import PatternsTooCostly
 from holdfast.model import Preflight
 from holdfast.paths import to_text
+from holdfast.patterns import MOST_STEPS, Files, is_pattern
 from holdfast.preflight import Reading
 from holdfast.records import Finding, Flow, Input, RunCard
 from holdfast.requests import RunRequest
-from holdfast.state import State
+from holdfast.state import MOST_NAMES, State
 
-_PATTERN = re.compile(r"[*?\[]")
 _MANY = 1_000
+"""Declared inputs, and files of one pattern, and files that the code seems to read."""
+_MOST_INPUTS = 10_000
+"""Files of all declared inputs together that a card lists."""
+_NOT_FORECAST = Finding(
+    code="forecast_left_out",
+    message="the files that the cell reads were not looked for: its patterns and the files are too many",
+    hint="declare them: inputs=[…]",
+)
 
 
 def plan(
@@ -28,10 +39,18 @@ def plan(
     policy: Preflight,
     reading: Reading,
     attempt: int = 1,
+    most_steps: int = MOST_STEPS,
 ) -> RunCard:
-    """The card of a run on the session as it is now; `reading` is of its code."""
+    """The card of a run on the session as it is now; `reading` is of its code. Raises PatternsTooCostly, with all steps
+    that there are for a declared input alone: a forecast that takes more is left out."""
     state = books.state
     ahead = _forecast(reading.forecast)
+    files = Files(state.files, most_steps=most_steps)
+    inputs = _inputs(state, files, request.inputs)
+    foreseen, is_whole = _foreseen(
+        state, files, ahead.inputs, declared=request.inputs, is_final=most_steps == MOST_STEPS
+    )
+    findings = _findings(books, request, reading) + ([] if is_whole else [_NOT_FORECAST])
     return RunCard(
         run=run,
         session=books.session,
@@ -40,12 +59,12 @@ def plan(
         base=str(state.ckpt()),
         key=request.key,
         attempt=attempt,
-        inputs=_inputs(state, request.inputs),
+        inputs=inputs,
         outputs=[expected.path for expected in request.outputs],
-        forecast_inputs=_inputs(state, [path for path in ahead.inputs if path not in request.inputs]),
+        forecast_inputs=foreseen,
         forecast_outputs=ahead.outputs,
         flows=ahead.flows,
-        findings=_findings(books, request, reading) if policy != "off" else [],
+        findings=findings if policy != "off" else [],
         limits={
             "memory_bytes": limits.memory_bytes, "timeout_s": request.timeout_s, "disk_bytes": limits.disk_bytes,
         },
@@ -89,6 +108,8 @@ def live_names(state: State, request: RunRequest) -> Container[str]:
 
 def _findings(books: Books, request: RunRequest, reading: Reading) -> list[Finding]:
     state = books.state
+    if len(state.live()) >= MOST_NAMES:  # not all that are in memory are listed
+        reading = msgspec.structs.replace(reading, lacking=[])
     found = preflight.findings(
         reading, live=live_names(state, request), past=state.names, losses=books.losses, generation=state.generation
     )
@@ -96,12 +117,26 @@ def _findings(books: Books, request: RunRequest, reading: Reading) -> list[Findi
     return [finding for finding in found if not (as_cells and finding.code == "syntax")]  # cells are no one text
 
 
-def _inputs(state: State, paths: list[str]) -> list[Input]:
+def _inputs(state: State, files: Files, paths: Iterable[str]) -> list[Input]:
     found: list[Input] = []
-    for path in paths[:_MANY]:
-        here = expectations.matching(path, state.files) if _PATTERN.search(path) else [path]
-        found.extend(_input(state, name) for name in here[:_MANY])
+    for path in islice(paths, _MANY):
+        here = files.meant_by(path) if is_pattern(path) else [path]
+        found.extend(_input(state, name) for name in here[: min(_MANY, _MOST_INPUTS - len(found))])
     return found
+
+
+def _foreseen(
+    state: State, files: Files, ahead: Sequence[str], *, declared: Sequence[str], is_final: bool
+) -> tuple[list[Input], bool]:
+    """The inputs that the code seems to read, and whether all of them were looked for. Guests write the code, so it is
+    no error if its patterns are too many."""
+    known = set(declared)
+    try:
+        return _inputs(state, files, (path for path in ahead if path not in known))[:_MANY], True
+    except PatternsTooCostly:
+        if not is_final:
+            raise
+        return [], False
 
 
 def _input(state: State, path: str) -> Input:

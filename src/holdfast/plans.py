@@ -7,15 +7,20 @@ nothing lasts, and that is written after it.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
 
 from holdfast import once, planning, recovery
+from holdfast.books import Books
+from holdfast.errors import PatternsTooCostly
 from holdfast.faults import crashpoint
 from holdfast.inputs import as_found, is_certain, refuse_missing
 from holdfast.once import Attempt
+from holdfast.patterns import IN_LOOP, MOST_STEPS
 from holdfast.planning import live_names
 from holdfast.preflight import Reading, read_aside, read_here
 from holdfast.records import AnyRecord, Planned, RunCard
@@ -47,7 +52,10 @@ class Plan:
     async def make(self) -> None:
         """The card, and nothing that lasts."""
         self.reading = await _read(self._session, self._request)
-        await self._look(self._draft(self.reading))
+        draft = partial(
+            card_of, self._session, self._request, self.reading, run=self._run, attempt=self._attempt.number
+        )
+        await self._look(await _drafted(self._books, draft))
 
     def begin(self, *, watched: bool) -> Coroutine[Any, Any, None] | None:
         """The card and its record, once: at once; or where files must be looked into first, or a large text be read
@@ -56,7 +64,13 @@ class Plan:
             return None
         if (reading := _read_here(self._session, self._request)) is None:
             return self._begin_later(None, watched=watched)
-        self.reading, self.card = reading, self._draft(reading)
+        self.reading = reading
+        try:
+            self.card = card_of(
+                self._session, self._request, reading, run=self._run, attempt=self._attempt.number, most_steps=IN_LOOP
+            )
+        except PatternsTooCostly:
+            return self._begin_later(None, watched=watched)
         if not (is_certain(self._books, self.card) and is_explained(self._books, self.card)):
             return self._begin_later(self.card, watched=watched)
         self._note_first(watched=watched)
@@ -66,9 +80,6 @@ class Plan:
         with anyio.CancelScope(shield=True):  # what has begun is planned, also when its caller goes away
             await (self._look(drafted) if drafted is not None else self.make())
         self._note_first(watched=watched)
-
-    def _draft(self, reading: Reading) -> RunCard:
-        return card_of(self._session, self._request, reading, run=self._run, attempt=self._attempt.number)
 
     async def _look(self, card: RunCard) -> None:
         with anyio.CancelScope(shield=True):  # what has begun is planned, whoever goes away
@@ -120,8 +131,16 @@ async def plan(session: LiveSession, request: RunRequest) -> RunCard:
     await recovery.refuse_if_moved(session.books, request.expect)
     await refuse_missing(session.books, request.inputs)
     reading = await _read(session, request)
-    card, _ = await as_found(session.books, card_of(session, request, reading, run=new_id("run"), attempt=1))
+    drafted = await _drafted(session.books, partial(card_of, session, request, reading, run=new_id("run"), attempt=1))
+    card, _ = await as_found(session.books, drafted)
     return await explained(session, card)
+
+
+async def _drafted(books: Books, draft: Callable[..., RunCard]) -> RunCard:
+    """A card, made here if the patterns on it are few, and else in a thread."""
+    with suppress(PatternsTooCostly):
+        return draft(most_steps=IN_LOOP)
+    return await books.in_thread(draft)
 
 
 async def _read(session: LiveSession, request: RunRequest) -> Reading:
@@ -136,7 +155,9 @@ def _read_here(session: LiveSession, request: RunRequest) -> Reading | None:
     return read_here(request.code, live=live_names(session.books.state, request))
 
 
-def card_of(session: LiveSession, request: RunRequest, reading: Reading, *, run: str, attempt: int) -> RunCard:
+def card_of(
+    session: LiveSession, request: RunRequest, reading: Reading, *, run: str, attempt: int, most_steps: int = MOST_STEPS
+) -> RunCard:
     return planning.plan(
         session.books,
         request,
@@ -146,4 +167,5 @@ def card_of(session: LiveSession, request: RunRequest, reading: Reading, *, run:
         policy=request.preflight or session.preflight,
         reading=reading,
         attempt=attempt,
+        most_steps=most_steps,
     )

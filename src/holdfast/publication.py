@@ -1,7 +1,8 @@
 """What of a run's changes may appear in a directory of the user's. Judged before the point of no return.
 
-1. What tools of the host run by themselves (`protected`) is published only if `--out` names it exactly; a pattern never
-   covers it. Adding, changing, removing, and a link that leads there, are the same. The run is rolled back.
+1. What tools of the host run by themselves (`protected`, `protected_places`) is published only if `--out` names it
+   exactly; a pattern never covers it. Adding, changing, removing, and a link that leads there, are the same. The run is
+   rolled back.
 2. Where outputs are declared, what none of them covers rolls the run back (`refuse`), is left unpublished (`drop`), or
    is published (`keep`). Tools' caches never fail a run.
 3. Bytecode is left unpublished: Python would run it in place of a source which looks untouched.
@@ -19,16 +20,16 @@ from typing import Literal
 import msgspec
 
 from holdfast import checks
-from holdfast.errors import HoldfastError, ProtectedPath, UndeclaredWrite
-from holdfast.expectations import matching
+from holdfast.errors import HoldfastError, PatternsTooCostly, ProtectedPath, UndeclaredWrite
+from holdfast.patterns import HINT, Files, is_pattern
 from holdfast.protected import is_bytecode, is_cache, is_protected
+from holdfast.protected_places import ProtectedPlaces
 from holdfast.records import Change, Check
 from holdfast.resources.descent import Cursor, Parts, Tree, look, parts_of
 
 Undeclared = Literal["refuse", "drop", "keep"]
 _SPECIAL = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 _EXECUTE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-_MARKS = "*?["
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,9 @@ def judge(changes: Sequence[Change], publication: Publication, files: Tree) -> J
     """The changes that may be published, with the modes that they are published with. `files` is the directory."""
     covered = _covered(changes, publication)
     kept = _without_silent(changes, publication, covered)
-    if refused := _refusal(kept, publication, covered):
+    with Cursor(files) as cursor:
+        refused = _refusal(kept, publication, covered, ProtectedPlaces(changes, cursor, top=files.area("data")))
+    if refused:
         return Judgement(changes=kept, checks=[refused])
     undeclared = [change.path for change in kept if publication.is_closed and change.path not in covered]
     if undeclared:
@@ -75,16 +78,19 @@ def admits(changes: Sequence[Change], publication: Publication) -> bool:
     """Whether a run that published these changes would publish all of them on these terms too."""
     covered = _covered(changes, publication)
     undeclared = publication.is_closed and any(change.path not in covered for change in changes)
-    return not undeclared and _refusal(changes, publication, covered) is None
+    return not undeclared and _refusal(changes, publication, covered, None) is None
 
 
-def refuse_to_save(path: str, publication: Publication) -> None:
+def refuse_to_save(path: str, publication: Publication, files: Tree) -> None:
     """A savepoint is published too, by its own. Raises ProtectedPath or UndeclaredWrite."""
-    covered = _covered([Change(path=path, action="added")], publication)
+    change = Change(path=path, action="added")
+    covered = _covered([change], publication)
     if is_bytecode(path) and path not in _exact(publication):
         raise ProtectedPath(f"{path} is bytecode, which is not published", hint=f"declare it: --out {path}")
-    if is_protected(path) and path not in _exact(publication):
-        raise _protected([path])
+    with Cursor(files) as cursor:
+        places = ProtectedPlaces([change], cursor, top=files.area("data"))
+        if (is_protected(path) or places.hold(path)) and path not in _exact(publication):
+            raise _protected([path])
     if publication.is_closed and path not in covered:
         raise _undeclared([path])
 
@@ -103,6 +109,8 @@ def reason(found: Sequence[Check]) -> HoldfastError | None:
     for check in failed:
         if check.name == ProtectedPath.code:
             return ProtectedPath(check.detail, hint=_HINTS[check.name])
+        if check.name == PatternsTooCostly.code:
+            return PatternsTooCostly(check.detail, hint=HINT)
     if [check.name for check in failed] == [UndeclaredWrite.code]:
         return UndeclaredWrite(failed[0].detail, hint=_HINTS[UndeclaredWrite.code])
     return None
@@ -112,15 +120,15 @@ def reason(found: Sequence[Check]) -> HoldfastError | None:
 
 
 def _covered(changes: Sequence[Change], publication: Publication) -> set[str]:
-    paths = [change.path for change in changes]
-    found = {path for pattern in [*publication.outputs, *publication.executable] for path in matching(pattern, paths)}
+    files = Files(change.path for change in changes)
+    found = {path for pattern in [*publication.outputs, *publication.executable] for path in files.meant_by(pattern)}
     put = [change.path for change in changes if change.path in found and change.action != "removed"]
     above = _all_above(put)
     return found | {change.path for change in changes if _is_new_directory(change) and change.path in above}
 
 
 def _exact(publication: Publication) -> set[str]:
-    return {path for path in publication.outputs if not any(mark in path for mark in _MARKS)}
+    return {path for path in publication.outputs if not is_pattern(path)}
 
 
 def _all_above(paths: Iterable[str]) -> set[str]:
@@ -157,15 +165,18 @@ def _is_left_silently(change: Change, publication: Publication, covered: Collect
 # -- refused -----------------------------------------------------------------------------------------------------
 
 
-def _refusal(changes: Sequence[Change], publication: Publication, covered: Collection[str]) -> Check | None:
+def _refusal(
+    changes: Sequence[Change], publication: Publication, covered: Collection[str], places: ProtectedPlaces | None
+) -> Check | None:
+    """Without `places` names alone are judged."""
     exact = _exact(publication)
     allowed = exact | _all_above(exact)
     protected = [
         change.path for change in changes
-        if (is_protected(change.path) and not _is_allowed(change, exact, allowed)) or _leads_there(change, exact)
+        if not _is_allowed(change, exact, allowed) and _is_protected(change, places)
     ]  # fmt: skip
     if protected:
-        return _refused(_protected(protected))
+        return checks.refused(_protected(protected))
     if publication.is_closed and publication.undeclared == "refuse":
         undeclared = [change.path for change in changes if change.path not in covered]
         return _of_undeclared(undeclared) if undeclared else None
@@ -176,11 +187,14 @@ def _is_allowed(change: Change, exact: Collection[str], allowed: Collection[str]
     return change.path in exact or (_is_new_directory(change) and change.path in allowed)
 
 
-def _leads_there(change: Change, exact: Collection[str]) -> bool:
-    """A link by whose name a later write of the user's would reach something protected."""
-    if change.kind != "symlink" or change.action == "removed" or change.path in exact:
+def _is_protected(change: Change, places: ProtectedPlaces | None) -> bool:
+    if is_protected(change.path) or (places is not None and places.hold(change.path)):
+        return True
+    if change.kind != "symlink" or change.action == "removed":
         return False
-    return is_protected(change.target) or is_bytecode(change.target)
+    # By the name of the link a later write of the user's would reach its target.
+    to_listed = is_protected(change.target) or is_bytecode(change.target)
+    return to_listed or (places is not None and places.are_reached_by(change))
 
 
 def _blocked(kept: Sequence[Change], dropped: Sequence[str], cursor: Cursor) -> list[str]:
@@ -211,7 +225,8 @@ class _Modes:
     def __init__(self, publication: Publication, paths: list[str], cursor: Cursor) -> None:
         self.stripped: list[str] = []
         self._cursor = cursor
-        self._executable = {path for pattern in publication.executable for path in matching(pattern, paths)}
+        files = Files(paths)
+        self._executable = {path for pattern in publication.executable for path in files.meant_by(pattern)}
 
     def of(self, change: Change) -> Change:
         if change.kind != "file" or change.action == "removed":
@@ -247,12 +262,8 @@ def _undeclared(paths: Sequence[str]) -> UndeclaredWrite:
     return UndeclaredWrite(f"no --out covers {checks.few(paths)}", hint=_HINTS[UndeclaredWrite.code])
 
 
-def _refused(error: HoldfastError) -> Check:
-    return Check(name=error.code, ok=False, detail=error.message)
-
-
 def _of_undeclared(paths: Sequence[str]) -> Check:
-    return _refused(_undeclared(paths))
+    return checks.refused(_undeclared(paths))
 
 
 def _left(paths: Sequence[str]) -> list[Check]:

@@ -29,15 +29,6 @@ class FileEntry(Noun, frozen=True, kw_only=True):
     bytes: int
 
 
-class SavedFile(FileEntry, frozen=True, kw_only=True):
-    """A file as a run saved it on its way, and what is committed in its place: as in `Change`."""
-
-    mode: int | None = None
-    before_mode: int | None = None
-    before_kind: Kind | None = None
-    before_target: str = ""
-
-
 class Change(Noun, frozen=True, kw_only=True):
     """What a run did to one path. Nothing is said of what it left as it was."""
 
@@ -61,6 +52,18 @@ class Change(Noun, frozen=True, kw_only=True):
     """What was there, if it was no file."""
     before_target: str = ""
     """Where the symlink pointed to that was there."""
+
+
+class SavedFile(FileEntry, frozen=True, kw_only=True):
+    """A file as a run saved it on its way, and what is committed in its place: as in `Change`."""
+
+    mode: int | None = None
+    before_mode: int | None = None
+    before_kind: Kind | None = None
+    before_target: str = ""
+    way: list[Change] = []
+    """What else makes way for it: links and pipes in whose place directories are made, and what is no regular file in a
+    directory that it replaces."""
 
 
 class Check(Noun, frozen=True, kw_only=True):

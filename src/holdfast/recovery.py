@@ -19,9 +19,12 @@ from holdfast.records import Lost
 from holdfast.state import State
 from holdfast.store.rows import VersionRow
 from holdfast.travel import is_kept
+from holdfast.visible import visible, visible_lines
 
 _NAMED = 10
-_COMPARED = 1_000
+_MOST_CAUSE = 10_000
+"""Characters: an exception's message may be a megabyte."""
+_COMPARED = 200
 """CKPTs that a mistyped one is compared with, the latest first."""
 _ADVICE = {
     "exception": Step(action="change", why="fix the code and run it again"),
@@ -31,6 +34,7 @@ _ADVICE = {
     "undeclared_write": Step(
         action="change", why="declare what it writes with --out, or choose --undeclared drop or keep"
     ),
+    "patterns_too_costly": Step(action="change", why="declare fewer patterns, or name the directory of the files"),
     "timeout": Step(action="change", why="do less in one run, or give it more time"),
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),
@@ -219,14 +223,16 @@ def _written(
     first: list[Step],
     read: Read = _NOTHING_READ,
 ) -> Recovery:
+    if len(cause) > _MOST_CAUSE:
+        cause = f"{cause[:_MOST_CAUSE]}… [cut here: {len(cause):,} characters in all; the run's error has more]"
     names = labels(state, read) if memory == "lost" else {}
     ckpt = str(state.ckpt())
     steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state, read) if names else []), *first]
     lines = [
-        f"Cause: {cause}",
+        f"Cause: {_cause_in_words(cause)}",
         f"When: {_clock(at)}" + (f", in {run}" if run else ""),
         f"Memory: {_memory_in_words(memory, names)}",
-        f"Files: {files}",
+        f"Files: {visible(files)}",
         *([f"Taken back: {_few(discarded)}"] if discarded else []),
         *([f"Not to be brought back: {_few(not_restored)}"] if not_restored else []),
         *([f"May have happened: {_few(may_have_happened)}"] if may_have_happened else []),
@@ -238,6 +244,11 @@ def _written(
         generation=state.generation, files=files, discarded=discarded, names=names, not_restored=not_restored,
         may_have_happened=may_have_happened, steps=steps, text="\n".join(lines),
     )  # fmt: skip
+
+
+def _cause_in_words(cause: str) -> str:
+    """An exception's message may have lines that look like ours, so those after the first are indented."""
+    return visible_lines(cause).replace("\n", "\n    ")
 
 
 def _memory_in_words(memory: Memory, names: Mapping[str, Label]) -> str:
@@ -261,7 +272,7 @@ def _in_words(step: Step) -> str:
         "free_disk": "free disk space",
         "continue": f"go on from {step.ckpt}",
     }[step.action]
-    return f"{what} ({step.why})" if step.why else what
+    return f"{what} ({visible(step.why)})" if step.why else what
 
 
 def _clock(at: float) -> str:
@@ -269,5 +280,5 @@ def _clock(at: float) -> str:
 
 
 def _few(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:_NAMED])
+    shown = ", ".join(visible(item) for item in items[:_NAMED])
     return f"{shown} and {len(items) - _NAMED:,} more" if len(items) > _NAMED else shown

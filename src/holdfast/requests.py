@@ -60,11 +60,14 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.msgpack.encode(same)).hexdigest()
 
 
-def to_guest(request: RunRequest, *, turn: int, stdin: bool) -> wire.Execute | wire.Shell:
+def to_guest(request: RunRequest, *, turn: int, stdin: bool, mode: Mode) -> wire.Execute | wire.Shell:
     """The same in the words of the kernel's wire; `stdin`: somebody answers `input()`."""
     if request.kind == "command":
         return wire.Shell(turn=turn, command=request.code)
-    return wire.Execute(turn=turn, code=request.code, stdin=stdin, silent=request.silent, script=request.script)
+    return wire.Execute(
+        turn=turn, code=request.code, stdin=stdin, silent=request.silent, script=request.script,
+        exit_is_error=mode == "notebook",
+    )  # fmt: skip
 
 
 def refuse_nonsense(request: RunRequest, limits: Limits) -> None:

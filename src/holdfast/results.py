@@ -2,20 +2,25 @@
 
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
 from holdfast import checks as checking
 from holdfast import publication
-from holdfast.errors import ProtectedPath
+from holdfast.errors import HoldfastError, PatternsTooCostly, ProtectedPath, UndeclaredWrite
 from holdfast.executions import Aftermath, Execution
-from holdfast.model import ErrorCode, MemoryCap, Run, RunError
+from holdfast.kernel import wire
+from holdfast.model import ErrorCode, MemoryCap, NextInput, Run, RunError
 from holdfast.preflight import Reading
 from holdfast.records import Change, Check, Executed, Finding, RunCard, Status
+from holdfast.state import MOST_NAMES
 
 _MESSAGE = 2_000
-_MOST_NAMES = 10_000
 _NAME_LENGTH = 200
+_CODES: Mapping[type[HoldfastError], ErrorCode] = {
+    ProtectedPath: "protected_path", UndeclaredWrite: "undeclared_write", PatternsTooCostly: "patterns_too_costly",
+}  # fmt: skip
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,7 @@ def result(
         count=finished.count if finished else 0,
         exit_code=finished.exit_code if finished else None,
         text=conduct.shelf.result if conduct else None,
+        next_input=next_input(finished.next_input) if finished and finished.next_input else None,
         stdout=conduct.output.text("stdout") if conduct else "",
         stderr=conduct.output.text("stderr") if conduct else "",
         dropped_bytes=conduct.output.dropped_bytes if conduct else 0,
@@ -82,6 +88,11 @@ def result(
         peak_memory_bytes=execution.peak_bytes if execution else None,
         memory_cap=memory_cap,
     )
+
+
+def next_input(offered: wire.NextInput) -> NextInput:
+    """What the guest offered, as callers see it."""
+    return NextInput(text=offered.text, replace=offered.replace)
 
 
 def executed(run: str, execution: Execution, error: RunError | None, *, kernel_replaced: str = "") -> Executed:
@@ -107,11 +118,14 @@ def names_after(
     finished = execution.outcome.finished
     if finished is None:
         return {}
-    bound = {n: kind for n, kind in list(finished.names.items())[:_MOST_NAMES] if len(n) <= _NAME_LENGTH}
+    bound = {n: kind for n, kind in islice(finished.names.items(), MOST_NAMES) if len(n) <= _NAME_LENGTH}
     for name in live.keys() & set(reading.binds) - set(finished.gone):
         bound.setdefault(name, live[name][0])
-    names = {name: (kind[:_NAME_LENGTH] or "object", run) for name, kind in bound.items()}
-    return names | {name: ("", run) for name in finished.gone[:_MOST_NAMES] if name in live}
+    gone = {name: ("", run) for name in finished.gone[:MOST_NAMES] if name in live}
+    room = max(0, MOST_NAMES - len(live.keys() - gone.keys()))
+    new = set(islice((name for name in bound if name not in live), room))
+    names = {n: (kind[:_NAME_LENGTH] or "object", run) for n, kind in bound.items() if n in new or n in live}
+    return names | gone
 
 
 def in_data(changes: list[Change]) -> list[Change]:
@@ -120,8 +134,9 @@ def in_data(changes: list[Change]) -> list[Change]:
 
 def verification_error(checks: list[Check]) -> RunError:
     if (refusal := publication.reason(checks)) is not None:
-        code: ErrorCode = "protected_path" if isinstance(refusal, ProtectedPath) else "undeclared_write"
-        return RunError(code=code, name=type(refusal).__name__, message=refusal.message, hint=refusal.hint)
+        return RunError(
+            code=_CODES[type(refusal)], name=type(refusal).__name__, message=refusal.message, hint=refusal.hint
+        )
     mapped = any(check.name == checking.MAPPINGS and not check.ok for check in checks)
     way = "close what is still mapped" if mapped else "declare what the code really makes, or make the code do it"
     return RunError(

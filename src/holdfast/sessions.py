@@ -15,17 +15,19 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from holdfast import retention
-from holdfast.books import Books
+from holdfast import durable, retention
+from holdfast.books import Books, delete
 from holdfast.ckpt import Ckpt
 from holdfast.computer import Computer
 from holdfast.egress.allowed import AllowList
 from holdfast.errors import (
-    DiskFull,
+    DiskFailed,
+    DiskRefused,
     EgressRefused,
     HoldfastError,
     InternalFault,
     InvalidSetting,
+    JournalLimit,
     SessionClosed,
     as_told,
 )
@@ -38,7 +40,6 @@ from holdfast.once import Once
 from holdfast.requests import RunRequest, check_text, weight
 from holdfast.resources.workspace import Workspace
 from holdfast.settling import RolledBack, settle_open
-from holdfast.store.rows import DropSession
 
 _MOST_PLANS = 100
 _PLANS_BYTES = 32 << 20
@@ -73,6 +74,8 @@ class LiveSession:
         """It is for one run: nothing need be ready for another."""
         self.published = False
         """The layer under the kernel was moved into the files; before it runs again it gets a fresh one."""
+        self._unlaid: DiskFailed | None = None
+        """Why it has not got one yet."""
         self._queue = asyncio.Lock()
         """Whoever wants a turn waits here: who resets or closes the session comes before all of them."""
         self._turn = asyncio.Lock()
@@ -165,7 +168,8 @@ class LiveSession:
     async def output(self, run_id: str, stream: StreamName) -> bytes:
         """All that a run printed, as far as it is still kept."""
         path = log_file(self.workspace.logs / checked_id(run_id), stream)
-        return await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
+        with durable.ours("reading what a run printed"):
+            return await anyio.to_thread.run_sync(lambda: path.read_bytes() if path.exists() else b"")
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -185,7 +189,8 @@ class LiveSession:
             await self.computer.renew()
             self._is_told = False
             self.raise_generation("reset by the caller")
-            await self.sweep()
+            with suppress(DiskFailed):  # memory is reset; old layers are removed after a later run
+                await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
@@ -209,8 +214,8 @@ class LiveSession:
             await anyio.to_thread.run_sync(self.workspace.sweep_stages)
             await self.books.journal.wait_written(self.id)
         else:
-            await anyio.to_thread.run_sync(self.workspace.remove)
-            self.books.journal.append_nowait(DropSession(session=self.id))
+            with suppress(DiskFailed):  # its directory says that it is deleted, and the next start writes it down
+                await delete(self.books.journal, self.workspace)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -224,6 +229,9 @@ class LiveSession:
             try:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
+                if changes_memory:
+                    self._refuse_if_full()
+                await self._lay_again()
                 if self.computer.is_hurt() or self.computer.pristine:
                     with anyio.CancelScope(shield=True):  # a kernel half made is no use to whoever comes next
                         await self._ensure_kernel()
@@ -242,6 +250,7 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
+            self._refuse_if_full()
             if self.computer.is_hurt():  # its layer may go with it, and be among the files by now
                 with anyio.CancelScope(shield=True):
                     await self._ensure_kernel()
@@ -250,13 +259,33 @@ class LiveSession:
             finally:
                 self._put_to_rest(changes_memory=self.published or self.computer.has_woken)
 
+    def _refuse_if_full(self) -> None:
+        if why := self.books.why_full(self.limits):
+            raise JournalLimit(
+                why,
+                hint="go on in a new session, with a larger disk=… if it is to run as much; files and history of this "
+                "session stay readable",
+            )
+
     async def _refuse_if_unfit(self) -> None:
         """Where the disk was full, there may be room by now; and what a mistake of ours kept from its end has one."""
         self._refuse_if_closed()
         await self.wait_settled()
-        if isinstance(stopped := self.books.stopped, (DiskFull, InternalFault)):
+        self.workspace.mend()
+        if isinstance(stopped := self.books.stopped, (DiskRefused, InternalFault)):
             await self._settle_late(stopped)
         self.books.refuse_if_halted()
+
+    async def _lay_again(self) -> None:
+        """A layer that found no room when it was due, or that somebody removed. Raises DiskFailed while it cannot be
+        laid: the kernel sleeps on, and nothing runs on another layer than it should."""
+        if self.computer.now is None or not (self.published or self.computer.staging.is_gone()):
+            return
+        self.published = True
+        self._put_to_rest(changes_memory=True)
+        await self.wait_settled()
+        if self._unlaid is not None:
+            raise self._unlaid
 
     async def _settle_late(self, stopped: HoldfastError) -> None:
         await self.computer.hold()  # what is published now is moved into the files below its layer
@@ -264,7 +293,7 @@ class LiveSession:
         were_open = bool(self.books.open)
         try:
             await settle_open(self.books, reason=f"it could not be settled: {stopped.message}", endings=self.endings)
-        except DiskFull:
+        except DiskRefused:
             raise
         except Exception as error:
             self.endings.clear()  # it may be what was to be said that failed
@@ -349,10 +378,13 @@ class LiveSession:
                 if self.single_use:
                     await computer.end_kernel()
                 elif self.published:
-                    self.published = False
+                    self._unlaid = None
                     await computer.restage()
+                    self.published = False
                 if changes_memory:
                     await self._protect()
+            except DiskFailed as error:  # the kernel sleeps on the layer that it had until there is another
+                self._unlaid = error
             except Exception:  # whatever it was, the kernel is lost; the next turn starts another and says so
                 await computer.give_up_kernel()
             computer.freeze()

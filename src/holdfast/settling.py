@@ -5,7 +5,6 @@ Anything earlier: nothing of the run was published; its layer is dropped, what i
 version of its own, and it is settled as rolled back.
 """
 
-import errno
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import msgspec
 from holdfast import durable
 from holdfast.agreement import refuse_other_statement
 from holdfast.books import Books
-from holdfast.errors import DiskFailed, DiskFull
+from holdfast.errors import DISK, DiskFull, DiskRefused, disk_failed
 from holdfast.facts import Story, facts_rolled_back, facts_saved, story
 from holdfast.faults import crashpoint
 from holdfast.receipts import Sealed, seal
@@ -85,7 +84,7 @@ async def settle(
     if told.verified is not None:
         try:
             settlement = await _publish(books, told, told.verified, redo=redo, same_inode=same_inode)
-        except DiskFull as error:
+        except DiskRefused as error:
             raise _committed_later(run, error) from error
     else:
         settlement = await _roll_back(books, told, **back)
@@ -131,7 +130,7 @@ async def settle_at_once(
 async def _publish(
     books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
 ) -> Settlement:
-    size = work_of(books.state, verified.changes)
+    size = work_of(books.state, verified.changes, verified.names)
     after = await books.out_of_the_loop(lambda: state_after(books.state, verified), size=size)
     if redo:  # by records that another process wrote: what we sign says what our books say
         refuse_other_statement(verified, books.state, after)
@@ -149,11 +148,12 @@ def _sealed(books: Books, told: Story, verified: Verified, after: State) -> tupl
     return receipt, _writes(books, told.planned, after, receipt, changes=verified.changes, names=verified.names)
 
 
-def _committed_later(run: str, error: DiskFull) -> DiskFull:
-    return DiskFull(
-        f"{run} is verified, and will be committed when there is room: {error.message}",
-        hint="do not run it again. Free space where the home is: the next request commits it, or whoever opens the "
-        "session next",
+def _committed_later(run: str, error: DiskRefused) -> DiskRefused:
+    when = "when there is room" if isinstance(error, DiskFull) else "when the disk lets us"
+    return type(error)(
+        f"{run} is verified, and will be committed {when}: {error.message}",
+        hint=f"do not run it again. {error.hint.partition(', then run it again')[0].capitalize()}: the session's next "
+        "request commits the run, or the next opening of the session",
     )
 
 
@@ -186,11 +186,11 @@ def _refusals_of(workspace: Workspace) -> Iterator[None]:
     except OSError as error:
         if workspace.shared is not None:
             what, where = f"put into {workspace.shared}", "run any holdfast command in it again"
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise durable.disk_failed("publish", error) from error
+        elif error.errno in DISK:
+            raise disk_failed("publish", error) from error
         else:
-            what, where = "put in its place", "open the session again"
-        raise DiskFailed(
+            what, where = "put in its place", "ask the session for anything"
+        raise DiskRefused(
             f"what is to last cannot be {what}: {error}",
             hint=f"make way for it, and {where}: it finishes what was begun",
         ) from error
@@ -218,12 +218,14 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     planned, before, back = told.planned, books.state, _explained(told, back)
     saved, writes, theirs = before, list[AnyWrite](), list[str]()
     finished = [file for record in told.saved for file in record.files]
-    changes = plan_saved(before.files, finished)
+    size = len(before.files) if finished else 0
+    changes = await books.out_of_the_loop(lambda: plan_saved(before.files, finished), size=size)
     if changes:
-        changes = await books.in_thread(lambda: _in_full(books, changes))
+        changes, theirs = await books.in_thread(lambda: _publish_saved(books, changes))
+    if changes:
         size = work_of(before, changes)
         saved = next_version(await books.out_of_the_loop(lambda: with_changes(before, changes), size=size))
-        theirs = await books.in_thread(lambda: _publish_saved(books, changes, saved))
+        await books.in_thread(lambda: _list_saved(books, saved))
         receipt = seal(statement(facts_saved(before, saved, told, changes)), books.key)
         writes = _writes(books, planned, saved, receipt, changes=changes, names={})
         saved = sealed(saved, receipt.sha256)
@@ -233,8 +235,7 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     receipt = seal(statement(facts), books.key)
     settled = _settled(planned, saved, receipt, status="rolled_back", reason=reason, by=blame)
     after = sealed(saved, receipt.sha256)
-    put = [change.path for change in changes if change.action != "removed" and change.kind == "file"]
-    kept = [path for path in put if path not in theirs]
+    kept = [change.path for change in changes if change.action != "removed" and change.kind == "file"]
     await books.journal.append(
         *books.note(settled),
         *writes,
@@ -255,9 +256,11 @@ def _in_full(books: Books, changes: list[Change]) -> list[Change]:
         return in_full(changes, books.workspace.files)
 
 
-def _publish_saved(books: Books, changes: list[Change], after: State) -> list[str]:
-    """From blobs, by way of a layer of its own: the same publish as any other. Returns what was left to the user."""
+def _publish_saved(books: Books, changes: list[Change]) -> tuple[list[Change], list[str]]:
+    """From blobs, by way of a layer of its own: the same publish as any other. Returns what of it is in place now (a
+    receipt states no more), and the paths that were left to the user."""
     crashpoint("settle.saved.before")
+    changes = _in_full(books, changes)
     with _refusals_of(books.workspace):
         stage = books.workspace.stage_path(books.workspace.new_stage())
         try:
@@ -269,9 +272,13 @@ def _publish_saved(books: Books, changes: list[Change], after: State) -> list[st
             discard(stage)  # if it failed: the next try fills another, and needs the room
         if books.workspace.shared is None:
             books.workspace.intact.remember(changes)
+    return [change for change in changes if change.path not in theirs], theirs
+
+
+def _list_saved(books: Books, after: State) -> None:
+    with _refusals_of(books.workspace):
         write_manifest(books, after)
     crashpoint("settle.saved.after")
-    return theirs
 
 
 # -- writing it down ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ A `State` never changes: a run that commits makes the next one. What is true of 
 the same in memory, so that a run does not read it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import cached_property
 
 import msgspec
@@ -14,6 +14,9 @@ from holdfast.ckpt import Ckpt, root
 from holdfast.records import Change, FileEntry
 from holdfast.store.rows import NameRow
 
+MOST_NAMES = 10_000
+"""Names in memory that a session's state lists, and as many of earlier generations. Each run goes through all of them.
+With more names, preflight does not say that one is missing."""
 _OF_CONTENT = ("_live", "_root12")
 
 
@@ -79,9 +82,10 @@ def files_after(before: Mapping[str, FileEntry], changes: Sequence[Change]) -> M
     return files
 
 
-def work_of(state: State, changes: Sequence[Change]) -> int:
-    """How many files and changes `with_changes` goes through."""
-    return len(state.files) + len(changes) if changes else 0
+def work_of(state: State, changes: Sequence[Change], names: Sized = ()) -> int:
+    """How many files, changes and names `with_changes` and `with_names` go through."""
+    of_files = len(state.files) + len(changes) if changes else 0
+    return of_files + (len(state.names) + len(names) if names else 0)
 
 
 def manifest_text(state: State) -> bytes:
@@ -92,10 +96,18 @@ def with_names(state: State, *, bound: Mapping[str, tuple[str, str]], gone: Sequ
     """The same after some names were bound, name -> (type, run), and others taken away."""
     if not bound and not gone:
         return state
-    names = {name: row for name, row in state.names.items() if name not in gone}
+    taken = set(gone)
+    names = {name: row for name, row in state.names.items() if name not in taken}
     for name, (kind, run) in bound.items():
         names[name] = NameRow(type=kind, run=run, generation=state.generation)
     return msgspec.structs.replace(state, names=names)
+
+
+def forgotten(names: Mapping[str, NameRow]) -> list[str]:
+    """The names of the earliest generations, where a state would list too many."""
+    if len(names) <= MOST_NAMES:
+        return []
+    return sorted(names, key=lambda name: names[name].generation)[: len(names) - MOST_NAMES]
 
 
 def next_version(state: State) -> State:

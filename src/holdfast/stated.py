@@ -45,7 +45,10 @@ class Stated:
         for change in facts.changes:
             self._apply(change, entry_of(change, facts.kind))
         if facts.changes:
-            self.digest = hashlib.sha256(b"".join(self._lines[name] for name in self._order)).hexdigest()
+            self.digest = hashlib.sha256(self.manifest_text()).hexdigest()
+
+    def manifest_text(self) -> bytes:
+        return b"".join(self._lines[name] for name in self._order)
 
     def _apply(self, change: Change, entry: Entry | None) -> None:
         name = paths.to_bytes(change.path)

@@ -52,6 +52,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
     key: str | None = None
     attempt: int = 1
+    request_sha256: str = ""
+    """Digest of all that makes two requests with one key the same; empty: a write, a restore, or an earlier build."""
     inputs: list[Input] = []
     changes: list[Change] = []
     """In /mnt/data only."""
@@ -95,6 +97,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     code_sha256: str
     key: str | None
     attempt: int
+    request_sha256: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +202,10 @@ def _predicate(facts: RunFacts) -> Predicate:
             version=facts.version, generation=facts.generation, ckpt=facts.ckpt, manifest_sha256=facts.manifest_sha256
         ),
         materials=[_resource(each.path, each.sha256, each.bytes) for each in facts.inputs],
-        command=Command(goal=facts.goal, code_sha256=facts.code_sha256, key=facts.key, attempt=facts.attempt),
+        command=Command(
+            goal=facts.goal, code_sha256=facts.code_sha256, key=facts.key, attempt=facts.attempt,
+            request_sha256=facts.request_sha256 or msgspec.UNSET,
+        ),
         environment=Environment(fingerprint=facts.environment),
         byproducts=_byproducts(facts),
         rollback=Rollback(reason=facts.reason, blame=facts.blame) if facts.status == "rolled_back" else None,
@@ -229,7 +235,8 @@ def parse_statement(body: bytes) -> RunFacts:
         version=told.after.version, generation=told.after.generation, ckpt=told.after.ckpt,
         manifest_sha256=told.after.manifest_sha256,
         goal=told.command.goal, code_sha256=told.command.code_sha256, key=told.command.key,
-        attempt=told.command.attempt, environment=told.environment.fingerprint,
+        attempt=told.command.attempt, request_sha256=told.command.request_sha256 or "",
+        environment=told.environment.fingerprint,
         inputs=[_input(each) for each in told.materials],
         changes=by.changes, checks=by.checks, strays=by.strays, egress=by.egress, saved=by.saved,
         error_code=by.error.code if by.error else None, error_message=by.error.message if by.error else "",

@@ -57,11 +57,12 @@ async def remove(tree: Tree) -> None:
     await anyio.to_thread.run_sync(lambda: None if tree.existing() else tree.remove())
 
 
-def strays(killed: list[Killed], threads: list[str]) -> list[Stray]:
+def strays(killed: list[Killed], threads: list[str], tasks: list[str]) -> list[Stray]:
     """In words."""
     processes = [Stray(kind="process", name=_plain(process.command), outcome="killed") for process in killed]
     frozen = [Stray(kind="thread", name=name[:_NAME_LENGTH], outcome="frozen") for name in threads[:_MOST_THREADS]]
-    return processes + frozen
+    waiting = [Stray(kind="task", name=name[:_NAME_LENGTH], outcome="frozen") for name in tasks[:_MOST_THREADS]]
+    return processes + frozen + waiting
 
 
 def _plain(command: str) -> str:

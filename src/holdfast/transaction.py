@@ -17,17 +17,17 @@ from typing import Any, Literal, Unpack
 import anyio
 import msgspec
 
-from holdfast import checks, once, planning, recovery
+from holdfast import checks, durable, once, planning, recovery
 from holdfast.causes import in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.departures import Departures
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, RehearsalUnavailable, as_told
-from holdfast.executions import Aftermath, Execution
+from holdfast.errors import DiskFailed, DiskFull, DiskRefused, HoldfastError, RehearsalUnavailable, as_told
+from holdfast.executions import Aftermath, Execution, met_disk
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
 from holdfast.inputs import Read, read_for_lost_names, refuse_missing
 from holdfast.kernel.conduct import Ask, Emit, Meanwhile, nothing
-from holdfast.model import Run, RunError
+from holdfast.model import Mode, Run, RunError
 from holdfast.notes import Notes
 from holdfast.plans import Plan
 from holdfast.receipts import as_seen
@@ -83,7 +83,7 @@ class _Transaction:
         self.books = session.books
         self.computer = computer
         self.request = request
-        self.mode = "notebook" if request.kind == "command" else request.mode or session.mode
+        self.mode: Mode = "notebook" if request.kind == "command" else request.mode or session.mode
         self.id = request.run or new_id("run" if request.kind == "cell" else "cmd")
         self.plan = Plan(session, request, run=self.id, attempt=attempt)
         self.before = self.books.state
@@ -105,7 +105,8 @@ class _Transaction:
     async def run(self, emit: Emit | None, ask: Ask | None) -> Run:
         """All of it, in order."""
         try:
-            ended = await self._to_its_end(emit, ask)
+            with durable.ours("the run"):  # what the caller's own callbacks raise is not raised here: see `given_up`
+                ended = await self._to_its_end(emit, ask)
         except BaseException as error:  # whatever it was that we did wrong, no run is left without an end
             with anyio.CancelScope(shield=True):
                 await self._give_up(error)
@@ -123,7 +124,7 @@ class _Transaction:
     async def _to_its_end(self, emit: Emit | None, ask: Ask | None) -> Run:
         await recovery.refuse_if_moved(self.books, self.request.expect)
         await refuse_missing(self.books, self.request.inputs)
-        self.plan.outside = await changed_outside(self.books, self.computer)
+        self.plan.outside = self.books.take_missing() + await changed_outside(self.books, self.computer)
         if self.request.rehearse:
             await self.plan.make()
             return await self._rehearse(emit)
@@ -187,7 +188,7 @@ class _Transaction:
 
     async def _try_to_execute(self, emit: Emit | None, ask: Ask | None, meanwhile: Meanwhile) -> Execution:
         self.is_back, self.back = False, None
-        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None)
+        told = to_guest(self.request, turn=self.computer.next_turn(), stdin=ask is not None, mode=self.mode)
         return await self.computer.execute(
             self.id, told, timeout_s=self.request.timeout_s, emit=emit, ask=ask, on_save=self.saves.save,
             meanwhile=meanwhile, is_followed=self._is_tried, departures=self.departures,
@@ -200,6 +201,7 @@ class _Transaction:
         return is_declared(self.request) and (error is None or (error.code != "syntax" and self._leaves_as_is(error)))
 
     async def _decide(self, execution: Execution) -> Run:
+        self._refuse_for_the_disk(execution)
         error, begun = execution.error, execution.outcome.begun
         if execution.outcome.finished is None or (error is not None and begun and not self._leaves_as_is(error)):
             assert error is not None
@@ -214,6 +216,18 @@ class _Transaction:
         if tried.error is not error or not verdict.passed:
             return await self._roll_back(tried, tried.error or verification_error(verdict.checks), verdict)
         return await self._commit(tried, verdict)
+
+    def _refuse_for_the_disk(self, execution: Execution) -> None:
+        """Raises DiskFailed if the code failed, or may have lost what it wrote, for our disk's sake."""
+        self.computer.staging.refuse_if_gone()
+        # A file that is let go of without close() loses what it could not write, and Python tells nobody.
+        if self.computer.disk.has_no_room() and self.computer.staging.has_changes():
+            raise DiskFull(
+                "the disk is full: what the run wrote may not be all there",
+                hint="free space where the home is, then run it again",
+            )
+        if execution.outcome.begun and (met := met_disk(execution)) and (fault := self.computer.disk.shortage()):
+            raise type(fault)(f"{fault.message}; the code met it: {met}", hint=fault.hint)
 
     async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
         """What was declared is tried first, and that can end as badly as the code itself."""
@@ -244,7 +258,7 @@ class _Transaction:
             return
         if not self.is_back:
             await self._force_back(fault)
-        with suppress(OSError):
+        with suppress(DiskFailed):
             await self.session.sweep()  # it may be its layer that fills the disk
             await self.books.in_thread(lambda: forget_manifests(self.books))
         if self.plan.is_noted:
@@ -261,7 +275,7 @@ class _Transaction:
             await self.plan.recall()
             if self.id in self.books.open:
                 await self.computer.hold()  # what was saved is moved into the files below its layer
-                if not isinstance(fault, DiskFull):  # it may be what was to be said that failed
+                if not isinstance(fault, DiskRefused):  # it may be what was to be said that failed
                     self.session.endings.pop(self.id, None)
                 how = self.session.endings.setdefault(self.id, RolledBack(reason=fault.message, blame="system"))
                 settlement = await settle(self.books, self.id, **how)
@@ -270,14 +284,15 @@ class _Transaction:
             self.books.halt(as_told(again))
             with suppress(HoldfastError):
                 await self.books.recall(self.id)  # what was not written down is none of the next owner's business
-        if isinstance(fault, DiskFailed) and not isinstance(fault, DiskFull):
+        if isinstance(fault, DiskFailed) and not isinstance(fault, DiskRefused):
             self.books.halt(fault)
 
     # -- forward -----------------------------------------------------------------------------------------------
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
         done = executed(self.id, execution, execution.error, kernel_replaced=self._kernel_replaced())
-        size = work_of(self.before, verdict.changes)
+        told = execution.outcome.finished
+        size = work_of(self.before, verdict.changes, [*told.names, *told.gone] if told else [])
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )
@@ -402,7 +417,7 @@ class _Transaction:
     async def _settle_back(self, **how: Unpack[RolledBack]) -> Settlement:
         try:
             return await settle(self.books, self.id, **how)
-        except DiskFull:
+        except DiskRefused:
             self.session.endings[self.id] = how
             await self.session.sweep()  # it may be the run's own layer that fills the disk, and that is done with
             await self.plan.recall()  # a cell that filled it at once left no room for its plan
@@ -435,6 +450,7 @@ class _Transaction:
     async def _take_back(self, execution: Execution) -> Run:
         verdict, cause = Verdict(), "a rehearsal lost its snapshot"
         try:
+            self._refuse_for_the_disk(execution)
             if execution.outcome.finished is not None and execution.outcome.begun:
                 execution, verdict = await self._verify(execution)
         finally:

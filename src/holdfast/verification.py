@@ -7,6 +7,7 @@ frozen, and what it wrote is read from its layer and hashed: nobody can change i
 import os
 import stat
 import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from holdfast import checks, expectations, mappings
 from holdfast.books import Books
 from holdfast.computer import Computer
 from holdfast.departures import Departures
+from holdfast.errors import DiskFailed, PatternsTooCostly
 from holdfast.executions import Execution
 from holdfast.inputs import changed_on_host, named
 from holdfast.paths import to_bytes, to_text
+from holdfast.patterns import is_pattern
 from holdfast.publication import judge
 from holdfast.records import Change, Check, FileEntry, RunCard
 from holdfast.requests import RunRequest
@@ -59,7 +62,13 @@ async def try_out(
         return [], execution
     within_s = request.timeout_s - execution.outcome.duration_s
     present = await _present(books, computer, request, within_s=within_s)
-    probes = expectations.probes(request.outputs, present, asserts=request.asserts)
+    try:
+        probes = await books.out_of_the_loop(
+            lambda: expectations.probes(request.outputs, present, asserts=request.asserts),
+            size=_comparisons(request, len(present)),
+        )
+    except PatternsTooCostly as error:
+        return [checks.refused(error)], execution
     trial = await computer.probe(execution, probes, timeout_s=request.timeout_s, departures=departures)
     if trial.outcome.finished is None or not trial.outcome.begun:
         assert trial.error is not None
@@ -73,7 +82,10 @@ async def verify(
 ) -> Verdict:
     """After `try_out`, with what it found. Leaves the session frozen if it wrote anything."""
     if not computer.staging.has_changes():
-        found = await _compared(books, request, card, [])
+        try:
+            found = await _compared(books, request, card, [])
+        except PatternsTooCostly as error:
+            return Verdict(checks=[*probed, checks.refused(error)])
         return msgspec.structs.replace(found, checks=[*found.checks, *probed])
     if not await computer.hold():
         return Verdict(checks=[Check(name="files", ok=False, detail="a process that does not stop may still write")])
@@ -83,12 +95,22 @@ async def verify(
         changes = await changes_of(books, computer, within_s=within_s)
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
+    try:
+        return await _judged(books, request, card, changes, beside=[*mapped, *probed])
+    except PatternsTooCostly as error:
+        return Verdict(changes=changes, checks=[*mapped, *probed, checks.refused(error)])
+
+
+async def _judged(
+    books: Books, request: RunRequest, card: RunCard, changes: list[Change], *, beside: list[Check]
+) -> Verdict:
+    """What may be published of the changes, and whether it is what was declared."""
     told: list[Check] = []
     if books.workspace.shared is not None:
         judged = await books.in_thread(lambda: judge(changes, request.publication, books.workspace.files))
         changes, told = judged.changes, judged.checks
     found = await _compared(books, request, card, changes)
-    return msgspec.structs.replace(found, changes=changes, checks=[*mapped, *found.checks, *probed, *told])
+    return msgspec.structs.replace(found, changes=changes, checks=[*beside, *found.checks, *told])
 
 
 async def _compared(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> Verdict:
@@ -97,7 +119,7 @@ async def _compared(books: Books, request: RunRequest, card: RunCard, changes: l
     strange = list(await changed_on_host(books, [*named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
     told = await books.out_of_the_loop(lambda: _of_strangers(books, strange), size=len(strange))
-    size = work_of(books.state, changes)
+    size = _comparisons(request, len(books.state.files) + len(changes), more=card.forecast_outputs)
     compared = await books.out_of_the_loop(lambda: _compare(books, request, card, changes), size=size)
     found = [*compared, *told, *disturbed]
     return Verdict(checks=found, strange=strange)
@@ -129,13 +151,13 @@ async def changes_of(books: Books, computer: Computer, *, within_s: float) -> li
 
 async def touched(books: Books, computer: Computer) -> list[str]:
     """The first of what the layer holds, not hashed: for whoever is told that it was taken back."""
-    if not computer.staging.has_changes():
+    if computer.staging.is_gone() or not computer.staging.has_changes():
         return []
     await computer.hold()
     try:
         return await books.in_thread(lambda: _list_layer(computer.staging.path))
-    except OSError as error:  # a rollback does not fail over what it cannot name
-        return [f"files that cannot be listed: {error.strerror}"]
+    except DiskFailed as error:  # a rollback does not fail over what it cannot name
+        return [f"files that cannot be listed: {error.message}"]
 
 
 def _list_layer(stage: Path) -> list[str]:
@@ -162,6 +184,12 @@ async def changed_outside(books: Books, computer: Computer) -> list[str]:
     return [_shown((os.fsencode(change.area), to_bytes(change.path))) for change in changes][:_MOST_NAMED]
 
 
+def _comparisons(request: RunRequest, files: int, *, more: Sequence[str] = ()) -> int:
+    """About how many paths are compared with patterns."""
+    patterns = [path for path in (*(one.path for one in request.outputs), *more) if is_pattern(path)]
+    return files * (1 + len(patterns))
+
+
 def _compare(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> list[Check]:
     if not (changes or request.outputs or card.forecast_outputs):
         return []
@@ -179,7 +207,7 @@ async def _present(
 ) -> dict[str, FileEntry] | list[str]:
     """The files that may be meant. Only a pattern makes it necessary to read the layer once more than once."""
     named = [expected.path for expected in request.outputs]
-    if not any(mark in path for path in named for mark in "*?["):
+    if not any(is_pattern(path) for path in named):
         return named
     await computer.hold()
     try:

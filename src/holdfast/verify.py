@@ -3,7 +3,7 @@
 For each receipt, from the first:
 
 1. chain: numbers have no gap, each names the digest of the one before;
-2. signature: by the given key, over exactly these bytes;
+2. signature: by the given key, or one before it in its chain, over exactly these bytes;
 3. journal: what it says of the run is the same (where there is a journal; `agreement`);
 4. manifest: the changes of all receipts so far add up to the manifest that it names.
 
@@ -34,7 +34,8 @@ import msgspec
 from holdfast import agreement, ckpt, durable, manifest, paths, receipts, stated, versions
 from holdfast.config import written_versions
 from holdfast.errors import CkptUnknown, DiskFailed, SessionHalted, VerifyFailed
-from holdfast.evidence import Evidence, Stored, from_home
+from holdfast.evidence import Evidence, Stored, from_home, read_manifest
+from holdfast.model import Run
 from holdfast.records import Saved, Settled, Verified
 from holdfast.resources import census, descent, entries, hashing
 from holdfast.resources.entries import Entry
@@ -45,6 +46,8 @@ from holdfast.store.rows import SessionRow
 from holdfast.store.sqlite import Store
 
 _EMPTY = manifest.digest({})
+_LOOK = "compare with a backup or an export; nothing was changed by looking"
+_REPAIR = "`holdfast repair` renders it again from the receipts"
 _ATTEMPTS = 3
 _MOST_LISTED = 100
 _EXPORTED_MODES = {"file": 0o664, "directory": 0o775}
@@ -61,6 +64,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     """Whose signature was checked."""
     problem: str = ""
+    hint: str = ""
+    """What to do about it."""
     receipts: int = 0
     manifests: int = 0
     files: int = 0
@@ -75,19 +80,56 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """In a directory of the user's: links, pipes and empty directories that no job made, the first of them."""
 
 
-def check(evidence: Evidence) -> Report:
-    """Look at everything, until something is wrong."""
+def check(evidence: Evidence, *, but_manifests: bool = False) -> Report:
+    """Look at everything, until something is wrong. `but_manifests` leaves out what `repair` can render again."""
     checker = _Checker(evidence)
     try:
         checker.check_receipts()
-        checker.check_manifests()
+        if not but_manifests:
+            checker.check_manifests()
         checker.check_files()
         checker.check_head()
     except (VerifyFailed, SessionHalted, DiskFailed) as error:
-        return checker.report(problem=error.message)
+        return checker.report(problem=error.message, hint=error.hint)
     except OSError as error:
         return checker.report(problem=f"{_shown(error.filename)} cannot be read: {error.strerror}")
     return checker.report()
+
+
+def manifests_of(evidence: Evidence) -> tuple[dict[str, int], set[str]]:
+    """The digests of all manifests that receipts name, each with its latest version; and those of them whose texts must
+    be there. Raises VerifyFailed if a receipt is wrong."""
+    checker = _Checker(evidence)
+    checker.check_receipts()
+    return checker.manifests()
+
+
+def missing_manifests(store: Store, session: str, home: Path, *, shared: Path | None = None) -> list[int]:
+    """Versions whose manifests must be there and are not, by the journal's rows: no text and no receipt is read."""
+    rows = store.versions(session, limit=1)
+    wanted = {rows[0].version} if rows else set[int]()
+    if shared is None:
+        wanted |= set(_kept(store, session))
+    there = home / "sessions" / session / "manifests"
+    found = (store.version(session, version) for version in sorted(wanted))
+    return [
+        row.version for row in found
+        if row is not None and row.manifest_sha256 != _EMPTY and not (there / row.manifest_sha256).exists()
+    ]  # fmt: skip
+
+
+def _kept(store: Store, session: str) -> Iterator[int]:
+    """The versions whose manifests must be there, the latest first: all that can be gone back over, and the one before
+    these. Sessions of earlier builds had fewer."""
+    row = store.session(session)
+    most = written_versions(row.settings) if row is not None else None
+    if most is None:
+        return
+    before = 0
+    for version, _ in versions.latest(store, session, most=most):
+        yield version.version
+        before = version.version - 1
+    yield before
 
 
 def check_in_home(
@@ -118,17 +160,19 @@ class _Checker:
         self._last: RunFacts | None = None
         self._head = ""
         self._versions = {0: _EMPTY}
-        self._ended: set[str] = set()
-        """Runs of the journal that have a receipt of their own."""
+        self._told: dict[str, RunFacts] = {}
+        """Of the journal's runs that have a receipt of their own, what that states."""
         self._receipts = self._manifests = self._files = self._bytes = 0
+        self._signer = 0
+        """Which of the accepted keys signed last."""
         self._pending: dict[str, set[str]] = {}
         """Runs that have no end yet, and the paths that they may be about to put in place."""
         self._unstated: list[str] = []
 
-    def report(self, problem: str = "") -> Report:
+    def report(self, problem: str = "", hint: str = "") -> Report:
         last = self._last
         return Report(
-            ok=not problem, session=self._session, key_id=self._evidence.public.key_id, problem=problem,
+            ok=not problem, session=self._session, key_id=self._evidence.public.key_id, problem=problem, hint=hint,
             receipts=self._receipts, manifests=self._manifests, files=self._files, bytes=self._bytes,
             version=last.version if last else 0, head=self._head, ckpt=last.ckpt if last else "",
             unsettled=list(self._pending), unstated=self._unstated,
@@ -150,7 +194,7 @@ class _Checker:
         found = hashlib.sha256(stored.envelope).hexdigest()
         if stored.sha256 and found != stored.sha256:
             raise _wrong(f"its SHA-256 is {found}, recorded was {stored.sha256}")
-        body = receipts.open_envelope(stored.envelope, self._evidence.public)
+        body = receipts.open_envelope(stored.envelope, self._signer_of(stored.envelope))
         facts = _facts(body)
         self._check_place(stored, facts)
         if self._store is not None:
@@ -158,12 +202,36 @@ class _Checker:
             if differs := agreement.difference(records, facts, body, sha256=stored.sha256):
                 raise _wrong(differs)
             if facts.kind != "savepoint":  # after which its run's own follows
-                self._ended.add(facts.run)
+                self._check_answer(self._store, facts)
+                self._told[facts.run] = msgspec.structs.replace(facts, changes=[], inputs=[], checks=[])
         self._stated.apply(facts)
         if facts.manifest_sha256 != self._stated.digest:
             raise _wrong(f"the changes add up to manifest {self._stated.digest}, it names {facts.manifest_sha256}")
         self._versions[facts.version] = facts.manifest_sha256
         self._last, self._head = facts, found
+
+    def _signer_of(self, envelope: bytes) -> PublicKey:
+        """The trusted key, or one that it replaced. None signs again after it was replaced."""
+        keys, named = self._evidence.public.accepted, receipts.signer(envelope)
+        for at, key in enumerate(keys):
+            if key.key_id == named:
+                if at < self._signer:
+                    raise _wrong(f"it is signed by key {named[:12]}, which was replaced before the receipt before it")
+                self._signer = at
+                return key
+        return self._evidence.public
+
+    def _check_answer(self, store: Store, facts: RunFacts) -> None:
+        """What whoever comes with the run's key again would get. Its text and displays no receipt states."""
+        body = store.result(facts.run)
+        if body is None:
+            return
+        try:
+            answer = msgspec.msgpack.decode(body, type=Run)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _wrong(f"the recorded answer cannot be read: {error}") from error
+        if differs := agreement.answer_difference(answer, facts):
+            raise _wrong(differs)
 
     def _check_place(self, stored: Stored, facts: RunFacts) -> None:
         """That it is the next in this chain, and of the run that it is kept under."""
@@ -182,31 +250,26 @@ class _Checker:
     # -- manifests ---------------------------------------------------------------------------------------------
 
     def check_manifests(self) -> None:
-        wanted = self._stated.digest
+        made, wanted = self.manifests()
         for name, path in self._evidence.manifests:
+            if name and name not in made:  # of a version that is to come, or that a crash kept from coming
+                continue
             with _about(f"manifest {name[:12] or path.name}"):
-                _check_manifest(path.read_bytes(), digest=name or wanted)
+                _check_manifest(read_manifest(path), digest=name or self._stated.digest)
             self._manifests += 1
-        named = {name for name, _ in self._evidence.manifests}
-        if wanted != _EMPTY and not named & {wanted, ""}:
-            raise _wrong(f"manifest {wanted[:12]} of the last version is missing")
-        for version, digest in self._kept():
-            if digest not in named | {_EMPTY}:
-                raise _wrong(f"manifest {digest[:12]} of version {version} is missing")
+        missing = wanted - {name or self._stated.digest for name, _ in self._evidence.manifests}
+        if self._stated.digest in missing:
+            raise _wrong(f"manifest {self._stated.digest[:12]} of the last version is missing", hint=_REPAIR)
+        for name in sorted(missing, key=lambda name: -made[name]):
+            raise _wrong(f"manifest {name[:12]} of version {made[name]} is missing", hint=_REPAIR)
 
-    def _kept(self) -> Iterator[tuple[int, str]]:
-        """The versions in a home whose manifests must be there, the latest first: all that can be gone back over, and
-        the one before these. Sessions of earlier builds had fewer, and jobs in a directory of the user's go back to
-        none."""
-        session = self._store.session(self._session) if self._store is not None else None
-        most = written_versions(session.settings) if session is not None else None
-        if self._store is None or most is None or self._evidence.shared:
-            return
-        before = 0
-        for row, _ in versions.latest(self._store, self._session, most=most):
-            yield row.version, self._versions.get(row.version, _EMPTY)
-            before = row.version - 1
-        yield before, self._versions.get(before, _EMPTY)
+    def manifests(self) -> tuple[dict[str, int], set[str]]:
+        """Of all versions, by digest; and those whose texts must be there. No job goes back in a directory of the
+        user's, so that the last one is enough there."""
+        made = {digest: version for version, digest in self._versions.items()}
+        kept = _kept(self._store, self._session) if self._store is not None and not self._evidence.shared else ()
+        wanted = {self._stated.digest, *(self._versions.get(version, _EMPTY) for version in kept)}
+        return made, wanted - {_EMPTY}
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -238,9 +301,11 @@ class _Checker:
     def _check_root(self, found: Entry) -> None:
         """Its mode is stated by the receipt of a run that changed it, and by none before that."""
         wanted = self._stated.entries.get(stated.ROOT)
-        if wanted is None and (found.mode or 0) & _OTHERS_WRITE:
+        if self._evidence.exported:
+            _refuse_more_permissions(stated.ROOT, wanted, found)
+        elif wanted is None and (found.mode or 0) & _OTHERS_WRITE:
             raise _wrong(f"directory {stated.ROOT} has the mode {found.mode or 0:04o}, and no receipt says so")
-        if wanted is not None:
+        elif wanted is not None:
             self._check_entry(stated.ROOT, wanted, found)
 
     def _check_entry(self, path: str, wanted: Entry | None, found: Entry) -> None:
@@ -282,8 +347,7 @@ class _Checker:
         if self._evidence.shared:
             yield from census.everything(self._evidence.files)
             return
-        if self._store is not None:
-            yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.lstat().st_mode))
+        yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.stat().st_mode))
         with descent.Cursor(self._evidence.files) as cursor:
             for parts, status in cursor.walk():
                 path = paths.to_text(b"/".join(parts))
@@ -310,16 +374,30 @@ class _Checker:
             raise _wrong(f"the session is at version {row.version}, its last receipt at another")
         self._check_runs(self._store)
         self._check_rows(self._store, row)
+        self._check_keys(self._store)
 
     def _check_runs(self, store: Store) -> None:
         """Each that has ended has its receipt, and no other is taken for one that has."""
         for run in store.runs(self._session):
-            if run in self._ended and run in self._pending:
+            if run in self._told and run in self._pending:
                 raise _wrong(f"run {run} has ended, and the journal lists it as one that has not")
-            if run in self._ended:
+            if run in self._told:
                 continue
             if run not in self._pending or any(isinstance(each, Settled) for each in store.records(run)):
                 raise _wrong(f"run {run} is in the journal, and in no receipt")
+
+    def _check_keys(self, store: Store) -> None:
+        """Each key stands for the latest run that had it."""
+        rows = store.keys(self._session)
+        for key, row in rows.items():
+            records, public = store.records(row.run), self._evidence.public
+            facts = self._told.get(row.run)
+            if wrong := agreement.key_difference(row, records, facts, session=self._session, key=key, public=public):
+                raise _wrong(f"key {key!r}: {wrong}")
+        for facts in self._told.values():
+            stands = rows.get(facts.key) if facts.key is not None else None
+            if facts.key is not None and (stands is None or (stands.attempt < facts.attempt and not stands.claim)):
+                raise _wrong(f"key {facts.key!r}: the journal does not have it for run {facts.run}")
 
     def _check_rows(self, store: Store, row: SessionRow) -> None:
         """The journal's own lists, from which a session goes on."""
@@ -360,7 +438,7 @@ def _facts(body: bytes) -> RunFacts:
 def _check_manifest(text: bytes, *, digest: str) -> None:
     found = hashlib.sha256(text).hexdigest()
     if found != digest:
-        raise _wrong(f"its SHA-256 is {found}, not {digest}")
+        raise _wrong(f"its SHA-256 is {found}, not {digest}", hint=_REPAIR)
     try:
         manifest.parse(text)
     except ValueError as error:
@@ -388,7 +466,7 @@ def _about(what: str) -> Iterator[None]:
     try:
         yield
     except VerifyFailed as error:
-        raise _wrong(f"{what}: {error.message}") from error
+        raise _wrong(f"{what}: {error.message}", hint=error.hint) from error
     except OSError as error:
         raise _wrong(f"{what}: it cannot be read: {os.strerror(error.errno or 0)}") from error
 
@@ -397,5 +475,5 @@ def _shown(name: object) -> str:
     return paths.to_text(name) if isinstance(name, bytes) else str(name or "a directory")
 
 
-def _wrong(what: str) -> VerifyFailed:
-    return VerifyFailed(what, hint="compare with a backup or an export; nothing was changed by looking")
+def _wrong(what: str, *, hint: str = _LOOK) -> VerifyFailed:
+    return VerifyFailed(what, hint=hint)

@@ -18,7 +18,7 @@ import msgspec
 from holdfast import expectations
 from holdfast.books import Books
 from holdfast.ckpt import Ckpt
-from holdfast.errors import DiskLimit, FileUnknown, StateMoved, as_told
+from holdfast.errors import DiskFailed, DiskLimit, FileUnknown, StateMoved, as_told
 from holdfast.expectations import PathLike
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
@@ -35,7 +35,7 @@ from holdfast.resources.restoring import fill_stage, plan_removal, put_file
 from holdfast.results import in_data
 from holdfast.retention import forget_manifests
 from holdfast.sessions import LiveSession, Names, new_id
-from holdfast.settling import Settlement, settle, state_after, write_manifest
+from holdfast.settling import Blame, Settlement, settle, state_after, write_manifest
 from holdfast.state import State, work_of
 from holdfast.statements import statement
 from holdfast.store.sqlite import Store
@@ -261,7 +261,8 @@ async def _staged(session: LiveSession, planned: Planned, fill: Fill, back_to: C
     except Exception as error:  # a caller's source may raise anything, and no run is left without an end
         reason = as_told(error).message
         try:
-            await settle(books, planned.run, reason=reason, blame="user")
+            blame: Blame = "system" if isinstance(error, DiskFailed) else "user"
+            await settle(books, planned.run, reason=reason, blame=blame)
         except Exception as again:
             books.halt(as_told(again))
         if stage:

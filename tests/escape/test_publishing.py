@@ -1,6 +1,7 @@
 """A job in a repository of the user's: it tries to leave behind what `git`, a shell or an editor runs by itself."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.config import Limits, Settings
 from holdfast.jobs import OpenJob
 from holdfast.kernel.wire import Script
 from holdfast.model import Run
+from holdfast.protected import PROTECTED, is_protected
 from holdfast.requests import RunRequest
 
 RunIn = Callable[..., Run]
@@ -33,6 +35,8 @@ ROUTES = {
     "by rename of a directory": 'shutil.rmtree(".git/hooks"); put("h/pre-commit"); os.rename("h", ".git/hooks")',
     "a directory for .git": 'shutil.move(".git", "was"); shutil.copytree("was", ".git"); put(".git/hooks/pre-commit")',
     "by hard link": 'put("x"); os.link("x", ".git/hooks/pre-commit")',
+    "by a second name of one that is there": 'os.link(".git/hooks/sleeping", "x"); open("x", "a").write("touch OWNED")',
+    "by the mode of a second name": 'os.link(".git/hooks/sleeping", "x"); os.chmod("x", 0o755)',
     "by the mode of one that is there": 'os.chmod(".git/hooks/sleeping", 0o755)',
     "in place of one that is there": 'put(".git/hooks/sleeping")',
     "by setting": 'open(".git/config", "a").write("[core]\\n\\thooksPath = data\\n"); put("data/pre-commit")',
@@ -54,6 +58,31 @@ ROUTES = {
     "an agent": 'put(".mcp.json")',
     "a service": 'put(".github/workflows/x.yml")',
     "the start of pytest": 'put("tests/conftest.py")',
+    "pytest's options": 'put("pyproject.toml", "[tool.pytest.ini_options]\\naddopts = \'-p evil\'")',
+    "an install": 'put("web/package.json", "{}")',
+    "a build tool's options": 'put("web/vite.config.ts")',
+    "a hook where core.hooksPath may point": 'put("tools/pre-commit")',
+    "a bare repository that is there": 'put("mirror/hooks/post-update-x")',
+    "the settings of a bare repository": 'open("mirror/config", "a").write("[core]\\n\\tfsmonitor = ./x\\n")',
+    "a place of .git files": 'put("odd/hooks/x", mode=0o644)',
+    "a name that makes it a repository": 'os.makedirs("nearly/objects"); put("nearly/config")',
+    "a nested repository, with its parent": 'shutil.rmtree("lib")',
+    "a nested repository, moved": 'shutil.move("lib", "lib2")',
+    "a nested repository, hidden": 'shutil.rmtree("lib"); put("lib/x.py")',
+    "a nested repository, by a link to its parent": 'shutil.rmtree("lib"); os.symlink("mirror", "lib")',
+    "a link over a link of the user's": 'os.symlink("../to-git/hooks", "data/report.csv")',
+    "links one after the other": 'os.symlink("data/b", "a"); os.symlink("../to-hooks", "data/b")',
+    "a link by way of above": 'os.symlink("../project/to-hooks/x", "report.csv")',
+    "a link to a bare repository": 'os.symlink("mirror/config", "report.csv")',
+    "a link of a link's directory": 'os.symlink("data/to-above/to-git", "report.csv")',
+    "a link to a file of the user's home": 'os.symlink("/root/.bashrc", "report.csv")',
+    "a link to the user's keys": 'os.symlink("../../.ssh/authorized_keys", "report.csv")',
+    "an environment": 'put("venv/bin/activate")',
+    "an environment's modules": 'put("venv/lib/python3/x.py")',
+    "an environment's programs, by a link": 'shutil.rmtree("venv/bin"); os.symlink("../data", "venv/bin")',
+    "an editor's session": 'put("Session.vim")',
+    "a pipe in its place": 'os.mkfifo(".envrc")',
+    "only its mode": 'os.chmod(".git", 0o777)',
 }  # fmt: skip
 
 TERMS = [((), "refuse"), (("**",), "keep"), (("*.parquet",), "drop"), (("**/*", "*.parquet"), "refuse")]
@@ -68,6 +97,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / ".git/hooks/sleeping").write_text("#!/bin/sh\ntouch OWNED\n")
     (directory / "to-git").symlink_to(".git")
     (directory / "to-hooks").symlink_to(".git/hooks")
+    for bare in ("mirror", "odd"):
+        git(directory, "init", "-q", "--bare", bare)
+    (directory / "nearly").mkdir()
+    (directory / "nearly/HEAD").write_text("ref: refs/heads/main\n")
+    (directory / "lib").mkdir()
+    git(directory / "lib", "init", "-q")
+    (directory / "venv/bin").mkdir(parents=True)
+    (directory / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+    (directory / "data").mkdir()
+    (directory / "data/to-above").symlink_to("..")
     (directory / "tool").write_text("#!/bin/sh\n")
     (directory / "tool").chmod(0o744)
     (directory / "plain").write_text("plain\n")
@@ -228,13 +267,15 @@ def test_a_savepoint_publishes_nothing_that_the_run_may_not(run: RunIn, director
                 return str(error)
             return "saved"
         print(tries(".git/hooks/pre-commit")); print(tries("other.txt")); print(tries("part.csv"))
+        print(tries("mirror/config"))
         raise SystemExit(1 / 0)
     """
     done = run(code, ("part.csv",))
 
-    first, hint, second, _, third = done.stdout.splitlines()
+    first, hint, second, _, third, fourth, _ = done.stdout.splitlines()
     assert first.startswith("not saved: it may not write .git/hooks/pre-commit [protected_path]"), hint
     assert second.startswith("not saved: no --out covers other.txt [undeclared_write]")
+    assert fourth.startswith("not saved: it may not write mirror/config [protected_path]")
     assert (third, done.saved) == ("saved", ["part.csv"])
     assert (directory / "part.csv").stat().st_mode & 0o7777 == 0o644
     assert not (directory / ".git/hooks/pre-commit").exists()
@@ -250,3 +291,25 @@ def test_what_is_there_and_unchanged_does_not_matter(run: RunIn, directory: Path
     """)
 
     assert (done.status, [change.path for change in done.outputs]) == ("committed", ["fine.csv"])
+
+
+def test_the_documentation_names_each_kind_of_protected_name_and_only_protected_names() -> None:
+    page = (Path(__file__).parents[2] / "docs/run.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (`.+`) \|$", page, re.M)
+
+    assert [kind for kind, _ in rows] == [*PROTECTED]
+    for _, names in rows:
+        assert [name for name in re.findall(r"`(.+?)`", names) if not is_protected(name)] == []
+
+
+def test_what_cannot_run_anything_and_what_is_started_by_a_command_is_free() -> None:
+    free = "Makefile Dockerfile setup.py app.py requirements.txt .gitignore .editorconfig update heads.csv my.git.csv"
+
+    assert [name for name in free.split() if is_protected(name)] == []
+
+
+def test_a_job_beside_an_environment_and_a_file_of_the_name_head_is_free(run: RunIn, directory: Path) -> None:
+    done = run('put("venv/notes.txt", "x", 0o644); put("nearly/x.csv", "x", 0o644); os.symlink("../plain", "data/l")')
+
+    assert done.status == "committed", done.error
+    assert [change.path for change in done.outputs] == ["data/l", "nearly/x.csv", "venv/notes.txt"]

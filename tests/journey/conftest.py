@@ -3,7 +3,7 @@
 import fcntl
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +53,19 @@ def inside() -> Callable[[Session], Path]:
         return Path(f"/proc/{now.kernel.pid}/root")
 
     return root
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Make a directory a file system of 24 MB."""
+    mounted: list[Path] = []
+
+    def small(path: Path, *, options: str = "size=24m") -> Path:
+        path.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", path], check=True)
+        mounted.append(path)
+        return path
+
+    yield small
+    for path in reversed(mounted):
+        subprocess.run(["umount", path], check=True)

@@ -290,6 +290,15 @@ def notebook(*cells: str) -> str:
     return json.dumps({"cells": [text, *told], "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4})
 
 
+def test_a_notebook_ends_well_at_an_exit(holdfast: Holdfast, directory: Path) -> None:
+    job(directory, notebook("import sys; open('one', 'w')", "sys.exit(0)", "open('two', 'w')"), "job.ipynb")
+
+    done = holdfast("run", "job.ipynb", "--json")
+
+    assert done.returncode == 0, done.stdout
+    assert [change["path"] for change in json.loads(done.stdout)["outputs"]] == ["one"]
+
+
 def test_threads_and_exit_handlers_end_as_in_a_process(holdfast: Holdfast, directory: Path) -> None:
     job(
         directory,
@@ -309,6 +318,26 @@ concurrent.futures.ThreadPoolExecutor().submit(write, "pool.txt")
     assert done.returncode == 0, done.stdout
     assert json.loads(done.stdout)["strays"] == []
     assert {path.name for path in directory.glob("*.txt")} == {"atexit.txt", "thread.txt", "pool.txt", "old.txt"}
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pool_of_a_script_finds_the_functions_of_the_script(holdfast: Holdfast, directory: Path, method: str) -> None:
+    job(
+        directory,
+        f"""
+import multiprocessing
+def double(number):
+    return 2 * number
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(1) as pool:
+        print(pool.map(double, [4]))
+""",
+    )
+
+    done = holdfast("run", "job.py", "--json")
+
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["stdout"] == "[8]\n"
 
 
 def test_what_somebody_else_changes_meanwhile_is_not_overwritten(home: Path, directory: Path) -> None:

@@ -1,14 +1,21 @@
 """A key has one committed run, however many ask for it at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast import AsyncSession, Run, settling
-from holdfast.errors import DiskFull, KeyReused
+from holdfast.config import default_home
+from holdfast.errors import DiskFull, KeyMismatch, KeyReused
+from holdfast.home import JOURNAL
+from holdfast.store.rows import KeyRow
+from holdfast.store.sqlite import Store
+from holdfast.verify import check_in_home
 
 pytestmark = pytest.mark.anyio
 TRANSPORTS = True
@@ -141,3 +148,64 @@ async def test_what_is_verified_and_found_no_room_is_committed_and_not_run_again
     assert again.receipt is not None
     assert await session.read("count.txt") == b"executed\n"
     assert [entry.run for entry in await session.history()] == [again.id]
+
+
+# -- a journal that was changed by hand ----------------------------------------------------------------------------
+
+
+def changed(**fields: object) -> Callable[[KeyRow, KeyRow], KeyRow]:
+    return lambda own, other: msgspec.structs.replace(own, **fields)
+
+
+ROWS: dict[str, Callable[[KeyRow, KeyRow], KeyRow]] = {
+    "another run": lambda own, other: msgspec.structs.replace(own, run=other.run),
+    "all of another row": lambda own, other: other,
+    "all but the key": lambda own, other: msgspec.structs.replace(other, key=own.key),
+    "a run without a key": changed(run="keyless"),
+    "a run that never was": changed(run="run_000000000000"),
+    "another request": lambda own, other: msgspec.structs.replace(own, request_sha256=other.request_sha256),
+    "another attempt": changed(attempt=7),
+    "another session": changed(session="0123456789"),
+    "a claim": lambda own, other: msgspec.structs.replace(own, run=other.run, claim=b"{}"),
+}
+
+
+@pytest.mark.embedded("the server's own journal is changed")
+@pytest.mark.parametrize("how", [*ROWS, "another answer", "no row", "another name"])
+async def test_a_key_never_gets_the_answer_of_another_run(how: str) -> None:
+    """Verify names it; and whoever asks is told, while the journal's owner is at work beside."""
+    async with AsyncSession(memory="512M", timeout=60) as session:
+        own = await session.run("open('own', 'w').write('1'); print('own')", key="own")
+        other = await session.run("open('other', 'w').write('1'); print('other')", key="other")
+        keyless = await session.run("print('keyless')")
+        with closing(sqlite3.connect(default_home() / JOURNAL)) as db, db:
+            row, told = (
+                msgspec.msgpack.decode(db.execute(FIND, (session.id, key)).fetchone()[0], type=KeyRow)
+                for key in ("own", "other")
+            )
+            if how in ROWS:
+                made = ROWS[how](row, told)
+                made = msgspec.structs.replace(made, run=keyless.id) if made.run == "keyless" else made
+                db.execute("update keys set body = ? where session = ? and key = 'own'", (
+                    msgspec.msgpack.encode(made), session.id,
+                ))  # fmt: skip
+            elif how == "another answer":
+                swap = "update results set body = (select body from results where run = ?) where run = ?"
+                db.execute(swap, (other.id, own.id))
+            elif how == "no row":
+                db.execute("delete from keys where session = ? and key = 'own'", (session.id,))
+            else:
+                db.execute("update keys set key = 'third' where session = ? and key = 'own'", (session.id,))
+
+        with closing(Store(default_home() / JOURNAL, read_only=True)) as store:
+            problem = check_in_home(store, session.id, default_home()).problem
+        assert "key" in problem or "answer" in problem, problem
+        if how != "no row":
+            asked = "third" if how == "another name" else "own"
+            with pytest.raises(KeyMismatch) as refused:
+                await session.run("open('own', 'w').write('1'); print('own')", key=asked)
+            assert session.id in refused.value.hint
+        assert (await session.run("print('still here')")).stdout == "still here\n"
+
+
+FIND = "select body from keys where session = ? and key = ?"

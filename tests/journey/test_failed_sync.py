@@ -141,8 +141,8 @@ def test_what_cannot_be_put_in_its_place_stops_the_session_and_is_there_when_it_
         patched.setattr(settling, fails, no_descriptor_is_left)
         with pytest.raises(DiskFailed, match="Too many open files"):
             CHANGES[change](session)
-    with pytest.raises(DiskFailed, match="Too many open files"):
-        session.run("open('c', 'w').write('c')")
+        with pytest.raises(DiskFailed, match="Too many open files"):
+            session.run("open('c', 'w').write('c')")
     known = session.id
     session.close(keep=True)
 

@@ -87,6 +87,20 @@ def test_main_is_the_namespace_of_the_cells(session: Session) -> None:
     assert session.run("import __main__; __name__, __main__.x").text == "('__main__', 5)"
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("before", ["", "%reset -f\n"])
+def test_processes_start_by_every_method_in_a_cell(session: Session, method: str, before: str) -> None:
+    session.run(before)
+    code = (
+        f"import math, multiprocessing\nwith multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "    print(pool.map(math.sqrt, [4]), __spec__, __loader__, __package__)\ndel pool"
+    )
+
+    for run in (session.run(code), session.run(code)):  # the second finds the helpers of the first ended
+        assert (run.error, run.stdout) == (None, "[2.0] None None None\n")
+        assert "died unexpectedly" not in run.stderr
+
+
 def test_what_a_cell_defines_can_be_pickled_by_the_next(session: Session) -> None:
     session.run("import dataclasses\n@dataclasses.dataclass\nclass P:\n    a: int")
 
@@ -203,6 +217,23 @@ def test_tb_shows_the_last_traceback_again(notebook: Session) -> None:
 
     assert run.status == "committed"
     assert "ZeroDivisionError: division by zero" in run.stderr
+
+
+def test_cd_leads_back_to_where_the_session_began(session: Session) -> None:
+    moved = session.run("%cd /tmp\n%cd -")
+
+    assert (moved.stdout, session.run("import os; os.getcwd()").text) == ("/tmp\n/mnt/data\n", "'/mnt/data'")
+
+
+def test_history_prints_what_this_session_ran(session: Session) -> None:
+    for code in ("x = 1", "y = 22", "y"):
+        session.run(code)
+
+    assert session.run("%history").stdout == "x = 1\ny = 22\ny\n%history\n"
+    assert session.run("%history -g y =").stdout == "   2: y = 22\n   5: %history -g y =\n"
+    assert session.run("%history -l 2").stdout == "%history\n%history -g y =\n"
+    assert session.run("%history -o 1-3").stdout == "x = 1\ny = 22\ny\n22\n"
+    assert session.run("%recall y = 2").next_input is not None
 
 
 # -- await ---------------------------------------------------------------------------------------------------------
@@ -452,9 +483,20 @@ def test_exit_ends_nothing_but_the_cell(session: Session, code: str) -> None:
     session.run("x = 5")
     run = session.run(f"{code}\nx = 6" if code != "exit" else "exit")
 
-    assert (run.status, run.error, run.memory) == ("committed", None, "kept")
+    assert (run.status, run.error, run.memory, run.exit_code) == ("committed", None, "kept", 0)
     assert session.run("x").text == "5"
+    assert session.run("x").exit_code is None
     assert session.generation == 1
+
+
+@pytest.mark.parametrize("code", ["exit()", "import sys; sys.exit(0)", "raise SystemExit"])
+def test_exit_is_an_error_in_a_notebook_and_keeps_what_the_cell_did(notebook: Session, code: str) -> None:
+    run = notebook.run(f"x = 5\n{code}\nx = 6")
+
+    assert run.error is not None
+    assert (run.status, run.error.code, run.error.name, run.exit_code) == ("kept", "exception", "SystemExit", 0)
+    assert run.error.message in ("", "0")
+    assert notebook.run("x").text == "5"
 
 
 @pytest.mark.parametrize(("code", "message"), [("import sys; sys.exit(3)", "3"), ("raise SystemExit('why')", "why")])
@@ -463,6 +505,7 @@ def test_exit_with_a_code_is_an_error_of_the_cell_alone(session: Session, code: 
 
     assert run.error is not None
     assert (run.error.code, run.error.name, run.error.message) == ("exception", "SystemExit", message)
+    assert run.exit_code == (3 if message == "3" else 1)
     assert (run.memory, session.generation) == ("restored", 1)
 
 

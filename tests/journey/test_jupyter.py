@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import app
 from holdfast.jupyter import history, messages, settings
 from holdfast.jupyter.outputs import MOST_CHARACTERS, MOST_DISPLAYS
-from holdfast.model import Display, Displayed, Output
+from holdfast.model import Display, Displayed, Output, RunError
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main", "jupyter"]
 Message = dict[str, Any]
@@ -441,6 +441,50 @@ def test_a_question_can_be_interrupted_and_a_late_answer_answers_nothing(noteboo
     assert notebook.outputs(again)[-1]["content"]["data"]["text/plain"] == "(1, 'in time')"
 
 
+def test_a_traceback_has_an_item_per_block_as_in_ipython(notebook: Notebook) -> None:
+    notebook.run("def fail():\n    1 / 0")
+    reply, _ = notebook.run("fail()")
+    rule, heading, cell, function, error = reply["content"]["traceback"]
+
+    assert set(rule) == {"-"}
+    assert heading.startswith("ZeroDivisionError  ")
+    assert cell.startswith("Cell In[")
+    assert "in fail()" in function
+    assert error == "ZeroDivisionError: division by zero"
+    assert not any(block.startswith("\n") for block in reply["content"]["traceback"])
+
+
+def test_an_exit_has_the_blocks_that_clients_look_for(notebook: Notebook) -> None:
+    reply, _ = notebook.run("import sys; sys.exit(1)")
+
+    assert reply["content"]["traceback"] == [
+        "An exception has occurred, use %tb to see the full traceback.\n",
+        "SystemExit: 1\n",
+    ]
+
+
+def test_a_value_that_cannot_be_shown_is_an_error_that_names_it(notebook: Notebook) -> None:
+    notebook.run("class Broken:\n    def __repr__(self): raise ValueError('no')\nbroken = Broken()")
+    reply, outputs = notebook.run("broken")
+
+    (error,) = [output["content"] for output in outputs if output["msg_type"] == "error"]
+    assert (reply["content"]["status"], error["ename"], error["evalue"]) == ("error", "ValueError", "no")
+    assert "the variable `broken`, of type Broken" in "\n".join(error["traceback"])
+
+
+def test_text_for_the_next_cell_is_in_the_payload(notebook: Notebook) -> None:
+    reply, _ = notebook.run("get_ipython().set_next_input('x = 1', replace=True)")
+
+    assert reply["content"]["payload"] == [{"source": "set_next_input", "text": "x = 1", "replace": True}]
+
+
+def test_a_cell_that_does_not_parse_is_counted(notebook: Notebook) -> None:
+    counts = [notebook.run(code)[0]["content"]["execution_count"] for code in ("1", "x = =", "1")]
+
+    assert counts == [counts[0], counts[0] + 1, counts[0] + 2]
+    assert notebook.value("In[-3:-1]") == "['x = =', '1']"
+
+
 def test_where_nobody_can_answer_input_says_so(notebook: Notebook) -> None:
     reply, _ = notebook.run("input('Name? ')", allow_stdin=False)
 
@@ -457,7 +501,9 @@ def test_an_interrupt_ends_the_cell_and_what_it_did_stays(notebook: Notebook, by
         os.kill(notebook.manager.provisioner.pid, signal.SIGINT)  # type: ignore[union-attr]
     reply = notebook.reply(asked)
 
-    assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "KeyboardInterrupt")
+    told = [reply["content"][name] for name in ("status", "ename", "evalue")]
+    assert told == ["error", "KeyboardInterrupt", ""]
+    assert "interrupted" in reply["metadata"]["holdfast"]["error"]["message"]
     assert notebook.value("done") == "1"
 
 
@@ -555,7 +601,30 @@ def test_papermill_runs_one_with_parameters(home: Path, tmp_path: Path) -> None:
     assert left_behind(home) == []
 
 
+def test_papermill_stops_at_an_exit_with_success(home: Path, tmp_path: Path) -> None:
+    cells = a_notebook("import sys; sys.exit(0)", "print('not reached')")
+    cells.metadata.kernelspec = {"name": "holdfast", "display_name": "Holdfast", "language": "python"}
+    nbformat.write(cells, tmp_path / "in.ipynb")
+
+    done = papermill.execute_notebook(str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"), progress_bar=False)
+
+    (error,) = done.cells[0].outputs
+    assert (error.output_type, error.ename, error.evalue) == ("error", "SystemExit", "0")
+    assert done.cells[1].outputs == []
+    end_server(home)
+
+
 # -- how it begins and ends --------------------------------------------------------------------------------------
+
+
+def test_the_log_has_the_prefix_that_clients_leave_out(home: Path, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, opened(stderr=log, extra_arguments=["--debug"]) as notebook:
+        assert notebook.value("1") == "1"
+    lines = (tmp_path / "log").read_text().splitlines()
+
+    assert any(line.startswith("[IPKernelApp] ") for line in lines)
+    assert [line for line in lines if line.startswith("[") and not line.startswith("[IPKernelApp] ")] == []
+    end_server(home)
 
 
 def test_a_restart_begins_anew_and_leaves_nothing_of_the_old(home: Path) -> None:
@@ -693,6 +762,13 @@ def test_events_become_messages_in_order_and_text_is_put_together() -> None:
     assert found[2][0] == "execute_result"
     assert found[2][1]["data"] == {"image/png": "iVBORw==", "application/json": "{not json"}
     assert found[2][1]["execution_count"] == 3
+
+
+@pytest.mark.parametrize("blocks", [[], [0, 5], [-(2**60), 5, 5, 2**60]])
+def test_wherever_a_guest_says_that_blocks_begin_nothing_is_lost(blocks: list[int]) -> None:
+    error = RunError(code="exception", name="E", message="no", traceback="head\nbody\n", blocks=blocks)
+
+    assert messages.of_error(error)["traceback"] == (["head", "body\n"] if blocks else ["head\nbody\n"])
 
 
 def test_an_inert_notebook_gets_nothing_that_a_browser_would_execute() -> None:

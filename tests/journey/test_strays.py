@@ -133,7 +133,7 @@ def test_a_frozen_thread_goes_on_in_the_next_run(session: Session) -> None:
     run = session.run("before = count; time.sleep(0.1); count > before")
 
     assert run.text == "True"
-    assert [stray.name for stray in run.strays] == ["counter"]
+    assert run.strays == [], "it was named by the run that left it"
 
 
 def test_threads_that_ended_are_no_strays(session: Session) -> None:
@@ -190,7 +190,7 @@ def test_a_thread_goes_on_after_a_rollback(session: Session) -> None:
 
     assert run.memory == "restored"
     assert (after.text, after.generation) == ("True", 1)
-    assert [stray.name for stray in after.strays] == ["counter"]
+    assert after.strays == [], "it was named by the run that left it"
 
 
 def test_too_much_memory_is_noticed_whoever_watches(session: Session) -> None:

@@ -81,6 +81,21 @@ async def test_a_run_that_is_over_answers_for_what_lies_in_its_layer(disk: Disk)
     assert "the session's disk holds 40 MiB, and its limit is 32 MiB" in stop.message
 
 
+async def test_a_run_that_wrote_little_is_counted_although_others_deleted_more(disk: Disk) -> None:
+    """What is mapped and no longer in the layer is found by a whole look alone."""
+    await disk.guard.take_stock()
+    before = disk.session.held
+    (disk.stage / "data").mkdir()
+    disk.others.unlink()
+
+    grow(disk.stage / "data" / "small", MIB // 2)
+    assert await disk.guard.at_end(disk.stage) is None
+    assert disk.session.held == before
+    grow(disk.stage / "data" / "noticeable", MIB)
+    assert await disk.guard.at_end(disk.stage) is None
+    assert disk.session.held == before + 1
+
+
 async def test_holes_count_for_the_limit_and_the_words_say_so(disk: Disk) -> None:
     await disk.guard.take_stock()
     (disk.stage / "data").mkdir()

@@ -195,6 +195,24 @@ def test_a_pid_1_for_another_machine_is_a_fault(tmp_path: Path, monkeypatch: pyt
     assert (parts.ok, parts.required) == (False, True)
 
 
+@as_root
+def test_an_installation_that_this_user_may_not_enter_is_a_fault() -> None:
+    code, found = probed(
+        """
+        linux.unshare(linux.CLONE_NEWNS)
+        linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+        linux.mount("tmpfs", str(Path(linux.__file__).parent), "tmpfs", options="mode=0700")
+        os.setgroups([]); os.setresgid(54321, 54321, 54321); os.setresuid(54321, 54321, 54321)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
+        """
+    )
+
+    assert code == 1
+    assert "compiled parts" in missing(found)
+    assert "may not enter" in found["compiled parts"]["detail"]
+    assert found["compiled parts"]["remedy"] == "install Holdfast where this user can read it"
+
+
 def test_without_the_thread_keeping_fork_it_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "holdfast._snapshot", None)
 

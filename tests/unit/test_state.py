@@ -4,7 +4,8 @@ import msgspec
 
 from holdfast.ckpt import make
 from holdfast.records import Change
-from holdfast.state import State, next_version, sealed, with_changes, with_names
+from holdfast.state import MOST_NAMES, State, forgotten, next_version, sealed, with_changes, with_names
+from holdfast.store.rows import NameRow
 
 
 def named_anew(state: State) -> str:
@@ -50,3 +51,30 @@ def test_what_is_live_is_what_this_generation_bound() -> None:
 
     assert dict(state.live()) == {"x": ("int", "r1")}
     assert dict(msgspec.structs.replace(state, generation=2).live()) == {}
+
+
+def test_of_names_of_lost_generations_the_earliest_are_forgotten() -> None:
+    early = {f"a{i}": NameRow(type="int", run="r1", generation=1) for i in range(5)}
+    late = {f"b{i}": NameRow(type="int", run="r2", generation=2) for i in range(MOST_NAMES - 2)}
+
+    assert forgotten(early) == []
+    assert forgotten({**late, **early}) == ["a0", "a1", "a2"]
+
+
+def test_to_take_many_names_away_is_one_pass() -> None:
+    names = {f"n{i}": ("int", "r1") for i in range(MOST_NAMES)}
+    full = with_names(State(session="s1", generation=1), bound=names, gone=[])
+    lookups = Counted(list(names))
+
+    assert with_names(full, bound={}, gone=lookups).names == {}
+    assert lookups.searched == 0
+
+
+class Counted(list[str]):
+    """A list that counts how often it is searched from its beginning."""
+
+    searched = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.searched += 1
+        return super().__contains__(name)

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import typer
 
 from holdfast.cli import homes, ps
 from holdfast.cli.ps import Listed
+from holdfast.cli.terminal import print_json
 from holdfast.config import home_path
 from holdfast.errors import HomeBusy
 
@@ -35,7 +35,7 @@ def reset(session: str, *, home: Path | None, as_json: bool) -> int:
     if info is None:
         raise _not_served(where)
     if as_json:
-        print(msgspec.json.encode({"session": info.id, "reset": True, "ckpt": info.ckpt}).decode())
+        print_json({"session": info.id, "reset": True, "ckpt": info.ckpt})
     else:
         print(f"memory of session {info.id} is empty, generation {info.generation}; its files stay: {info.ckpt}")
     return 0

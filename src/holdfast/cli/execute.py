@@ -1,6 +1,5 @@
 """`holdfast exec`: one cell, one sandbox, one exit code."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from holdfast.blocking import Session
 from holdfast.cli.interrupting import interrupting
 from holdfast.cli.progress import rich_report
 from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import print_json
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ def run_cell(cell: Cell) -> int:
         screen = Screen(stop)
         if cell.as_json:
             run = session.run(cell.code)
-            sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
+            print_json(run)
         else:
             run = session.run(cell.code, on_stdout=screen.stdout, on_stderr=screen.stderr, on_display=screen.display)
             screen.conclude(run)

@@ -14,19 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast import durable, evidence, manifest, paths, verify
+from holdfast import durable, evidence, manifest, paths, signing, verify
+from holdfast.checks import few
 from holdfast.cli import homes
-from holdfast.cli.terminal import harmless
+from holdfast.cli.terminal import print_json
 from holdfast.config import home_path
 from holdfast.errors import DiskFull, FileUnknown, InvalidSetting, SessionUnknown, VerifyFailed
 from holdfast.home import HIDDEN, JOURNAL
+from holdfast.protected import is_protected
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.resources.workspace import remove_tree
-from holdfast.signing import PUBLIC
 from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
+from holdfast.visible import visible
 
 _CHUNK = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -41,11 +43,13 @@ def export(session: str, directory: Path, *, home: Path | None = None, as_json: 
     else:
         report = write_export(homes.resolve(where, session), directory.expanduser(), home=where)
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
         print(f"{report.files} files and {report.receipts} receipts of session {report.session} are in {directory}")
         print(f"check them anywhere: holdfast verify {directory}")
         print(f"or by hand: cd {directory}/{evidence.FILES_NAME} && sha256sum -c ../{MANIFEST_NAME}")
+        if found := _protected(directory.expanduser() / evidence.FILES_NAME):
+            print(f"tools of yours run or obey these by themselves, look at them first: {few(found)}")
     return 0
 
 
@@ -72,7 +76,9 @@ def _write(store: Store, session: str, directory: Path, *, files: Path, home: Pa
     with _whole(directory):
         (directory / evidence.RECEIPTS_NAME).mkdir()
         (directory / evidence.FILES_NAME).mkdir()
-        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+        (directory / evidence.KEY_NAME).write_bytes(signing.key_of_home(home).pem)
+        if len(links := signing.chain_of_home(home)) > 1:
+            (directory / evidence.CHAIN_NAME).write_bytes(msgspec.json.encode(links))
         (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
         for row in store.receipts(session):
             (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)
@@ -113,6 +119,13 @@ def _refuse_without_receipts(store: Store, session: str) -> None:
         raise SessionUnknown(f"this home has no session {session!r}", hint=f"the latest in it: {latest}")
     if not row.receipts:
         raise InvalidSetting(f"session {session} has no receipt yet", hint="run something in it first")
+
+
+def _protected(files: Path) -> list[str]:
+    """An export is complete, or nobody could check it. So it names what `holdfast run` would not have published."""
+    with descent.Cursor(files) as cursor:
+        found = [paths.to_text(b"/".join(parts)) for parts, _ in cursor.walk()]
+    return [path for path in found if is_protected(path)]
 
 
 def _make(directory: Path) -> None:
@@ -164,7 +177,7 @@ def _copy_hashing(reading: int, writing: int) -> str:
 
 def _changed(entry: FileEntry) -> VerifyFailed:
     return VerifyFailed(
-        f"file {harmless(entry.path)} is not what its receipt says",
+        f"file {visible(entry.path)} is not what its receipt says",
         hint="if a run ended just now, export again into another directory; if you changed it, run a job first, which "
         "takes it in; otherwise `holdfast verify` says more",
     )

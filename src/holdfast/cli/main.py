@@ -263,6 +263,38 @@ def verify(
         raise typer.Exit(check_session(target, home=home, public_key=public_key, as_json=as_json))
 
 
+@app.command(
+    epilog="Exit codes: [b]0[/b] all is as its receipts say now (with [b]--dry-run[/b]: would be) · [b]1[/b] something "
+    "cannot be repaired, and it is named · [b]3[/b] another program has the home, and it is named."
+)
+def repair(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A directory that jobs were run in, or the id of a session. [dim]Default: this directory, or all "
+            "sessions of the home[/dim]",
+            metavar="[PATH|ID]",
+            autocompletion=sessions.complete_session,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Render manifests again that were deleted or damaged, from the signed receipts.
+
+    Files, receipts and keys cannot be computed from anything: what is wrong with them is named, and left as it is.
+
+    \b
+      holdfast repair --dry-run
+      holdfast repair 4f1c
+    """
+    with _told(home, as_json=as_json):
+        from holdfast.cli.repair import repair_sessions
+
+        raise typer.Exit(repair_sessions(target, home=home, dry_run=dry_run, as_json=as_json))
+
+
 @app.command(epilog=OWN_EXIT_CODES)
 def export(
     session: Annotated[
@@ -287,6 +319,19 @@ def export(
         from holdfast.cli.export import export as write
 
         raise typer.Exit(write(session, directory, home=home, as_json=as_json))
+
+
+@app.command("accept-loss", epilog=OWN_EXIT_CODES)
+def accept_loss(home: Home = None, as_json: Json = False) -> None:
+    """Go on with a home whose journal is lost, with what is there. No file of a session is removed.
+
+    A start refuses such a home ([b]journal_lost[/b]) and names what is missing. Put a backup in its place if there is
+    one: runs that only the lost journal knew are forgotten by this command. See docs/accidents.md.
+    """
+    with _told(home, as_json=as_json):
+        from holdfast.cli.accidents import accept
+
+        raise typer.Exit(accept(home, as_json=as_json))
 
 
 @app.command(epilog="Ends with its client: on end of input, SIGTERM or Ctrl-C. See docs/mcp.md.")

@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 
 from holdfast.environments import Progress, Report
 from holdfast.environments.__main__ import main as prepare
+from holdfast.visible import visible
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def _drawn(console: Console) -> Iterator[Report]:
 
     def report(progress: Progress) -> None:
         bar.start()
-        bar.update(task, completed=progress.done, phase=progress.phase, text=progress.text)
+        bar.update(task, completed=progress.done, phase=progress.phase, text=visible(progress.text))
         # Set directly: to `update`, no total means the one before, and that would be a made-up share.
         bar.tasks[0].total = progress.total or None
 
@@ -62,7 +63,7 @@ def _printed(console: Console) -> Iterator[Report]:
         # One line a phase: in a log file each count would be a line of its own.
         if progress.phase not in shown:
             shown.add(progress.phase)
-            line = f"environment: {progress.phase} {progress.text}".rstrip()
+            line = visible(f"environment: {progress.phase} {progress.text}").rstrip()
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     yield report

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from holdfast.cli import homes
 from holdfast.cli.sizes import ago, short
-from holdfast.cli.terminal import console, harmless
+from holdfast.cli.terminal import console, print_json
 from holdfast.config import home_path, read_settings
 from holdfast.errors import SessionUnknown
 from holdfast.store.rows import SessionRow
 from holdfast.store.sqlite import Store
+from holdfast.visible import visible
 
 if TYPE_CHECKING:
     from holdfast.api import SessionInfo
@@ -55,7 +56,7 @@ def list_sessions(*, home: Path | None, as_json: bool) -> int:
     where = home_path(home)
     listed, told = read(where)
     if as_json:
-        print(msgspec.json.encode(listed).decode())
+        print_json(listed)
     elif listed:
         console().print(_table(listed))
     else:
@@ -129,8 +130,8 @@ def _table(listed: list[Listed]) -> Table:
         note = each.halted or each.running or ""
         table.add_row(
             each.id, each.state, str(each.version), each.ckpt, used + short(each.memory_limit_bytes),
-            ago(now - each.created_at), ago(now - each.changed_at), each.owner,
+            ago(now - each.created_at), ago(now - each.changed_at), Text(visible(each.owner)),
             # As text, not as markup: what halted a session may name a guest's file.
-            Text(harmless(note)),
+            Text(visible(note)),
         )  # fmt: skip
     return table

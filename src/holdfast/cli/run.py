@@ -3,7 +3,6 @@
 What the file prints goes to stdout, all that we say to stderr: a pipe gets the job's own output and nothing else.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from holdfast.cli.interrupting import Stop, interrupting
 from holdfast.cli.progress import rich_report
 from holdfast.cli.screen import Screen, in_short
 from holdfast.cli.status import Status
+from holdfast.cli.terminal import print_json
 from holdfast.config import Limits, Settings
 from holdfast.egress.allowed import AllowList
 from holdfast.errors import InvalidSetting
@@ -24,6 +24,7 @@ from holdfast.model import Run
 from holdfast.publication import Undeclared
 from holdfast.records import Change
 from holdfast.verbs import RunOptions
+from holdfast.visible import visible
 from holdfast.watching import deliverer
 
 _MOST_FILES = 100
@@ -108,7 +109,7 @@ class _Face:
     def _announce(self, screen: Screen, card: str, changed: list[Change], *, first: bool) -> None:
         screen.line(card)
         if changed:
-            named = ", ".join(change.path for change in changed[:_MOST_NAMED])
+            named = ", ".join(visible(change.path) for change in changed[:_MOST_NAMED])
             more = f" and {len(changed) - _MOST_NAMED:,} more" if len(changed) > _MOST_NAMED else ""
             since = "in the directory" if first else "changed since the last job, and taken in"
             files = "file" if len(changed) == 1 else "files"
@@ -123,7 +124,7 @@ class _Face:
 
     def _conclude(self, screen: Screen, run: Run) -> None:
         if self._asked.as_json:
-            sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
+            print_json(run)
             return
         if run.replayed:
             _show_again(run, screen)

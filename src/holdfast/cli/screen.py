@@ -10,12 +10,15 @@ from holdfast.cli.interrupting import Stop
 from holdfast.cli.terminal import Writer, silence
 from holdfast.errors import InvalidSetting
 from holdfast.model import Display, Recovery, Run, RunError
+from holdfast.visible import visible, visible_lines
 
 _EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "kernel_lost": 137, "interrupted": 130}
 _BROKEN_PIPE = 141
 _MOST_LINES = 10
 _ERASE = "\r\x1b[2K"
-_SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"}
+_SUFFIXES = {"image/svg+xml": "svg", "image/jpeg": "jpg"} | {
+    f"image/{kind}": kind for kind in ("png", "gif", "webp", "bmp", "tiff", "avif")
+}
 
 
 class Screen:
@@ -49,7 +52,7 @@ class Screen:
         with self._alone:
             if text == self._status or not (self._err.at_line_start and self._out.at_line_start):
                 return
-            sys.stderr.write(f"{_ERASE}{text}")
+            sys.stderr.write(f"{_ERASE}{visible(text)}")
             sys.stderr.flush()
             self._status = text
 
@@ -82,34 +85,34 @@ class Screen:
         for display in run.displays:
             if not display.data.keys() & {"text/plain"} and not images(display):
                 kinds = ", ".join(sorted(display.data)) or "nothing"
-                self._err.line(f"[a display of {kinds}: --json has it]")
+                self.line(f"[a display of {visible(kinds)}: --json has it]")
         if run.dropped_displays:
-            self._err.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
+            self.line(f"[{run.dropped_displays:,} displays past the limit were dropped]")
         if run.kernel_replaced:
-            self._err.line(f"[it had another kernel: {run.kernel_replaced}]")
+            self.line(f"[it had another kernel: {visible(run.kernel_replaced)}]")
         for stray in run.strays:
-            self._err.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {stray.name}]")
+            self.line(f"[left behind by the cell and {stray.outcome}: {stray.kind} {visible(stray.name)}]")
         refused = [line for line in run.egress if line.startswith("refused")]
         for line in refused[:_MOST_LINES]:
-            self._err.line(f"[egress {line}]")
+            self.line(f"[egress {line}]")
         if run.error is not None and not self.broken:
             self._explain(run.error if explain else _where(run.error), told=run.recovery if recovery else None)
 
     def _explain(self, error: RunError, *, told: Recovery | None) -> None:
         if error.traceback:
-            self._err.line(error.traceback)
+            self.line(error.traceback)
         if told is not None:  # it names cause and remedy
-            self._err.line(told.text)
+            self.line(told.text)
             return
         if error.code not in ("exception", "syntax"):
-            self._err.line(f"{error.name}: {error.message}")
+            self.line(f"{visible(error.name)}: {error.message}")
         if error.hint:
-            self._err.line(f"hint: {error.hint}")
+            self.line(f"hint: {error.hint}")
 
     def line(self, text: str) -> None:
-        """What we say ourselves goes beside the run's output, not into it."""
+        """What we say ourselves goes beside the run's output, not into it. It may name what the guest has named."""
         with self._no_status():
-            self._err.line(text)
+            self._err.line(visible_lines(text))
 
     def exit_code(self, run: Run) -> int:
         if self.broken:
@@ -122,11 +125,11 @@ class Screen:
         for display in run.displays:
             for kind, data in images(display).items():
                 raw = data.encode() if isinstance(data, str) else data
-                what = f"{kind}, {len(raw):,} bytes"
+                what = f"{visible(kind)}, {len(raw):,} bytes"
                 if directory is not None:
-                    self._err.line(f"[{what}: saved as {saved(directory, kind, raw)}]")
+                    self.line(f"[{what}: saved as {saved(directory, kind, raw)}]")
                 elif not quiet:
-                    self._err.line(f"[{what}: keep it with --save DIR]")
+                    self.line(f"[{what}: keep it with --save DIR]")
 
 
 def in_short(label: str, lines: Sequence[str]) -> Iterator[str]:
@@ -145,8 +148,9 @@ def images(display: Display) -> dict[str, str | bytes]:
 
 
 def saved(directory: Path, kind: str, data: bytes) -> Path:
-    """Write under the first number that is free: what is there stays. The kind is the guest's word, so not a path."""
-    suffix = _SUFFIXES.get(kind) or "".join(filter(str.isalnum, kind.removeprefix("image/")))[:8]
+    """Write under the first number that is free: what is there stays. The kind is the guest's word: it becomes no part
+    of a name that a tool of the user's might obey (`image/desktop`)."""
+    suffix = _SUFFIXES.get(kind, "image")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         number = 1

@@ -12,6 +12,7 @@ from holdfast.errors import InvalidSetting
 from holdfast.home import SOCKET
 from holdfast.server.serving import Ready, ServeSettings, serve
 from holdfast.service import Service
+from holdfast.visible import VisibleFormatter
 
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 
@@ -19,7 +20,9 @@ _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 def run_server(settings: ServeSettings, *, as_json: bool, quiet: bool = False, insecure: bool = False) -> int:
     """Until it is told to stop. `quiet`: nobody reads what we print; `insecure`: he knows what he does."""
     _refuse_plain_text(settings, insecure=insecure)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
     def ready(service: Service, url: str, token: str) -> None:
         told = Ready(url=url, token=token, socket=str(service.home.path / SOCKET), pid=os.getpid())

@@ -13,13 +13,14 @@ from holdfast import cards
 from holdfast.cli import homes, ps
 from holdfast.cli.ps import Listed
 from holdfast.cli.sizes import short
-from holdfast.cli.terminal import harmless
+from holdfast.cli.terminal import print_json
 from holdfast.config import home_path
 from holdfast.errors import RunUnknown
 from holdfast.model import HistoryEntry
 from holdfast.receipts import Receipt, receipt
 from holdfast.records import Change, Executed, FileEntry, Lost, Planned, RunCard, Verified, requests_sent
 from holdfast.store.sqlite import Store
+from holdfast.visible import visible, visible_lines
 from holdfast.workfiles import history_entry
 
 _MOST_LINES = 20
@@ -55,10 +56,10 @@ def show(session: str, run: str | None, *, home: Path | None, as_json: bool) -> 
     where, session = homes.locate(home_path(home), session)
     found = standing(where, session) if run is None else run_of(where, session, run)
     if as_json:
-        print(msgspec.json.encode(found).decode())
+        print_json(found)
     else:
         for line in _session_lines(found) if isinstance(found, Standing) else _run_lines(found):
-            print(harmless(line))
+            print(visible_lines(line))
     return 0
 
 
@@ -111,10 +112,11 @@ def _session_lines(found: Standing) -> Iterator[str]:
     used = "" if at.memory_bytes is None else f"{short(at.memory_bytes)} of "
     yield f"memory   {used}{short(at.memory_limit_bytes)}"
     if at.halted:
-        yield f"halted   {at.halted}"
+        yield f"halted   {visible(at.halted)}"
     gone = " (gone with its memory: run what made them again)" if at.state == "kept" else ""
-    yield f"names    {', '.join(f'{name}: {kind}' for name, kind in sorted(found.names.items())) or 'none'}{gone}"
-    yield from (f"lost     {_when(lost.at)} · {lost.cause}" for lost in found.losses)
+    names = [visible(f"{name}: {kind}") for name, kind in sorted(found.names.items())]
+    yield f"names    {', '.join(names) or 'none'}{gone}"
+    yield from (f"lost     {_when(lost.at)} · {visible(lost.cause)}" for lost in found.losses)
     yield f"files    {len(found.files):,}"
     yield from _several([f"  {entry.sha256[:12]}  {entry.bytes:>12,}  {entry.path}" for entry in found.files])
     yield f"runs     {len(found.history):,}"
@@ -122,7 +124,7 @@ def _session_lines(found: Standing) -> Iterator[str]:
     if len(latest) < len(found.history):
         yield f"  {len(found.history) - len(latest):,} earlier ones: --json has them"
     for entry in latest:
-        yield f"  {_when(entry.at)}  {entry.run}  {entry.status:<11} v{entry.version:<4} {entry.goal}"
+        yield f"  {_when(entry.at)}  {entry.run}  {entry.status:<11} v{entry.version:<4} {visible(entry.goal)}"
 
 
 def _run_lines(found: RunShown) -> Iterator[str]:
@@ -135,9 +137,9 @@ def _run_lines(found: RunShown) -> Iterator[str]:
         yield f"outcome  {entry.status} · {_when(entry.at)}{took} · version {entry.version}"
         yield f"state    {entry.ckpt}"
     if executed and executed.error_code:
-        yield f"error    {executed.error_code}: {executed.error_message}"
+        yield f"error    {executed.error_code}: {visible(executed.error_message)}"
     if entry and entry.reason:
-        yield f"reason   {entry.reason}"
+        yield f"reason   {visible(entry.reason)}"
     yield from _several([f"{change.action:<8} {change.path} · {_what(change)}" for change in found.outputs])
     yield from _several([f"egress   {line}" for line in found.egress])
     if found.receipt is not None:

@@ -11,7 +11,8 @@ from typing import cast
 import typer
 
 from holdfast.cli import unheard
-from holdfast.errors import HoldfastError, HomeBusy
+from holdfast.errors import DISK, HoldfastError, HomeBusy, as_told
+from holdfast.visible import visible, visible_lines
 
 # typer has click within, and names only this one of its errors.
 _WrongUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -29,7 +30,7 @@ def carry_out(app: typer.Typer) -> int:
         command = error.ctx.command_path if error.ctx else "holdfast"
         message, hint = error.format_message(), f"`{command} --help` has all that it takes"
         _refuse("wrong_usage", message, hint)
-        print(f"holdfast: {message} [wrong_usage]\nhint: {hint}", file=sys.stderr)
+        print(visible_lines(f"holdfast: {message} [wrong_usage]\nhint: {hint}"), file=sys.stderr)
         return error.exit_code
 
 
@@ -39,7 +40,10 @@ def told(home: Path | None = None, *, as_json: bool = False) -> Iterator[None]:
     try:
         _finish_killed(home)
         yield
-    except HoldfastError as error:
+    except (HoldfastError, OSError) as failure:
+        if isinstance(failure, OSError) and failure.errno not in DISK:
+            raise
+        error = as_told(failure)
         if as_json:
             _refuse(error.code, error.message, error.hint)
         print(f"holdfast: {error}", file=sys.stderr)
@@ -65,7 +69,8 @@ def _finish_killed(home: Path | None) -> None:
         except HomeBusy:  # a job is there, or somebody who finishes it
             pass
         except HoldfastError as error:
-            print(f"holdfast: a job in {directory} was killed, and cannot be finished: {error}", file=sys.stderr)
+            killed = f"a job in {visible(str(directory))} was killed, and cannot be finished"
+            print(f"holdfast: {killed}: {error}", file=sys.stderr)
 
 
 def _finish(home: Path, directory: Path) -> None:
@@ -79,4 +84,4 @@ def _finish(home: Path, directory: Path) -> None:
             "unsettled": "what it had begun cannot be finished yet; `holdfast run` there says why",
             "halted": "what it had begun cannot be finished; `holdfast verify` there says what is wrong",
         }.get(status, f"finished now, {status}")
-        print(f"holdfast: {run} was killed in {directory}: {came}", file=sys.stderr)
+        print(f"holdfast: {run} was killed in {visible(str(directory))}: {came}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 A guest's output may hold escape sequences: to a terminal they are commands (set the title, write the clipboard,
 answer as if typed). Colours pass; the rest is shown, not obeyed. A pipe or a file gets every byte as it is.
+
+That is for what the guest prints. What we say ourselves goes through `visible` first, on a terminal and in a pipe.
 """
 
 import contextlib
@@ -10,7 +12,10 @@ import re
 import sys
 from typing import TextIO
 
+import msgspec
 from rich.console import Console
+
+from holdfast.visible import visible_json
 
 _PLAIN_WIDTH = 110
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -76,6 +81,12 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal:
         made.width = _PLAIN_WIDTH
     return made
+
+
+def print_json(value: object) -> None:
+    """One line on stdout. Names in it are the guest's, so what cannot be seen is escaped: it means the same."""
+    sys.stdout.write(visible_json(msgspec.json.encode(value).decode()) + "\n")
+    sys.stdout.flush()
 
 
 def silence(stream: TextIO) -> None:

@@ -3,22 +3,23 @@
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from holdfast import evidence, signing, verify
 from holdfast.cli import homes
-from holdfast.cli.terminal import harmless
+from holdfast.cli.terminal import print_json
 from holdfast.config import home_path
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.home import HIDDEN, JOURNAL
 from holdfast.signing import PublicKey
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
+from holdfast.visible import visible
 
 
 def check_session(target: str, *, home: Path | None, public_key: Path | None, as_json: bool) -> int:
     """Check an exported directory, a session's directory in a home, or a session by its id; 0 if all is right."""
     public = evidence.read_key(public_key.expanduser()) if public_key else None
+    if public is not None:  # the chain of the home leads from a key that it had to those before and after it
+        public = public.within(signing.chain_of_home(home_path(home)))
     path = Path(target).expanduser()
     if (path / HIDDEN / JOURNAL).exists():
         report = _check_shared(path.resolve(), home, public)
@@ -40,7 +41,7 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
 def _check_shared(directory: Path, home: Path | None, public: PublicKey | None) -> Report:
     """A directory that jobs were run in. It may have come from anybody, and is only read: what a killed job of ours
     left there was finished before any command (`telling`)."""
-    public = public or evidence.read_key(home_path(home) / "keys" / signing.PUBLIC)
+    public = public or signing.key_of_home(home_path(home))
     try:
         with closing(Store(directory / HIDDEN / JOURNAL, read_only=True)) as store:
             session = next((row.id for row in store.sessions()), "")
@@ -67,18 +68,19 @@ def _check_in_home(path: Path, home: Path | None, public: PublicKey | None) -> R
 
 def _tell(report: Report, *, as_json: bool, own_key: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
         return
     counts = f"{report.receipts} receipts, {report.manifests} manifests, {report.files} files, {report.bytes} bytes"
     if not report.ok:
-        # Paths are the guest's: on a terminal they must stay text.
-        print(f"WRONG: session {report.session}: {harmless(report.problem)}\nright until then: {counts}")
+        print(f"WRONG: session {visible(report.session)}: {visible(report.problem)}\nright until then: {counts}")
+        if report.hint:
+            print(f"hint: {visible(report.hint)}")
         return
     print(f"ok: session {report.session}: {counts}")
     print(f"  at    {report.ckpt or 'its beginning'}\n  head  {report.head or 'none'}\n  key   {report.key_id}")
     for run in report.unsettled:
         print(f"  run {run} has not ended: what it wrote was not looked at")
     for path in report.unstated:
-        print(f"  {harmless(path)} is in no receipt: links, pipes and empty directories of your own are not counted")
+        print(f"  {visible(path)} is in no receipt: links, pipes and empty directories of your own are not counted")
     if own_key:
         print("  the key came with the export: compare its id with one that you trust, or give --public-key")

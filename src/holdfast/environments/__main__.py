@@ -8,6 +8,7 @@ import anyio
 
 from holdfast.environments import Progress, Report, ensure
 from holdfast.errors import HoldfastError
+from holdfast.visible import visible
 
 
 def main(report: Report, prog: str | None = None) -> int:
@@ -32,7 +33,7 @@ def _print_phases() -> Report:
     def report(progress: Progress) -> None:
         if progress.phase not in shown:
             shown.append(progress.phase)
-            print(f"environment: {progress.phase} {progress.text}".rstrip(), file=sys.stderr)
+            print(visible(f"environment: {progress.phase} {progress.text}").rstrip(), file=sys.stderr)
 
     return report
 

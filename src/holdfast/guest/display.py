@@ -4,6 +4,7 @@ import base64
 import binascii
 import builtins
 import json
+from contextlib import suppress
 from typing import Any, Protocol
 
 from IPython.core.displayhook import DisplayHook
@@ -50,7 +51,11 @@ class GuestDisplayHook(DisplayHook):
 
     def compute_format_data(self, result: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         shell: Any = self.shell
-        return self.values.form(shell.display_formatter, result) or super().compute_format_data(result)
+        if (plain := self.values.form(shell.display_formatter, result)) is not None:
+            return plain
+        with shell.showing_value():
+            form: tuple[dict[str, Any], dict[str, Any]] = super().compute_format_data(result)
+            return form
 
     def update_user_ns(self, result: Any) -> None:
         """`_`, `__`, `___`, `_7` and `Out[7]`, as IPython sets them; in a fifth of the calls."""
@@ -121,6 +126,7 @@ def mime(data: dict[str, Any]) -> wire.Mime:
     whole = wire.Mime(
         text={kind: value for kind, value in encoded.items() if isinstance(value, str)},
         binary={kind: value for kind, value in encoded.items() if isinstance(value, bytes)},
+        objects=[text(kind) for kind, value in forms if _is_object(value)],
     )
     # A character may take four bytes on the wire.
     size = sum(len(value) if value.isascii() else 4 * len(value) for value in encoded.values())
@@ -145,9 +151,15 @@ def _encode(kind: str, value: Any) -> str | bytes:
             except binascii.Error:
                 return text(value)
         return text(value)
-    if kind == "application/json" or kind.endswith("+json"):
-        return text(json.dumps(value, default=str))
+    if _is_object(value) or kind == "application/json" or kind.endswith("+json"):
+        with suppress(TypeError, ValueError, RecursionError):  # a key that JSON does not have, or an object in itself
+            return text(json.dumps(value, default=str))
     return text(str(value))
+
+
+def _is_object(value: Any) -> bool:
+    """As in Jupyter, whatever the type is called: its messages are JSON, and so are objects in them."""
+    return isinstance(value, (dict, list, tuple, bool, int, float))
 
 
 def _metadata(metadata: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ import getpass
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -22,9 +21,9 @@ from holdfast.guest.shell import GuestShell, refuse_input
 from holdfast.guest.signals import IGNORE, SIGINT, set_handler, unblock
 from holdfast.guest.snapshots import Snapshots, give_back
 from holdfast.guest.streams import StandardStreams
+from holdfast.guest.unfinished import Unfinished
 from holdfast.kernel import framing, wire
 
-_MAX_THREADS_NAMED = 100
 _MEMORY = int(wire.MEMORY_SIGNAL)
 
 
@@ -39,6 +38,7 @@ class Guest:
         self._streams = StandardStreams(self._channel)
         self._files = OpenFiles()
         self._names = NamesSeen()
+        self._unfinished = Unfinished()
         snapshots.disregard(control.fileno(), 1, 2)
         shell.sink = self._channel
 
@@ -46,6 +46,7 @@ class Guest:
         set_handler(SIGINT, IGNORE)
         set_handler(_MEMORY, IGNORE)
         give_back()
+        self._shell.start_here()
         self._channel.send(wire.Ready(pid=os.getpid()))
         try:
             while (request := self._channel.receive()) is not None:
@@ -109,7 +110,7 @@ class Guest:
         self._interruptible(self._shell.touch_hot_pages)
         self._streams.restore()
         result = wire.Shown(kind="result", data=wire.Mime(text={"text/plain": "2"}))
-        for message in (result, self._finished(0, threads=_living_threads())):
+        for message in (result, self._finished(0)):
             framing.packets(message)
 
     def _describe_names(self, *, bare: bool) -> wire.Named:
@@ -121,16 +122,21 @@ class Guest:
         self._streams.restore()
         if raised is not None:
             self._channel.send(raised)
+        threads, tasks = self._unfinished.fresh(self._shell.cell_loop.tasks())
         return self._finished(
             request.turn,
             count=self._shell.execution_count - 1,
-            threads=_living_threads(),
+            exit_code=self._shell.exit_code,
+            threads=threads,
+            tasks=tasks,
             result=self._shell.take_result(),
+            next_input=self._shell.take_next_input(),
         )
 
     def _run(self, request: wire.Execute) -> wire.Raised | None:
+        self._shell.kernel.begin(request.code, turn=request.turn, silent=request.silent)
         if request.script is None:
-            return self._shell.execute(request.code, silent=request.silent)
+            return self._shell.execute(request.code, silent=request.silent, exit_is_error=request.exit_is_error)
         return scripts.run(self._shell, request.code, request.script)
 
     def _finished(self, turn: int, **facts: Any) -> wire.Finished:
@@ -212,14 +218,6 @@ class Guest:
         builtins.input = source
         getpass.getpass = source if source is refuse_input else self._ask_password
         yield
-
-
-def _living_threads() -> list[str]:
-    try:
-        main = threading.main_thread()
-        return [text(str(t.name)[:200]) for t in threading.enumerate() if t is not main][:_MAX_THREADS_NAMED]
-    except Exception:  # the cell may have broken `threading` itself
-        return []
 
 
 def _or(nothing: wire.Message, question: Callable[[], wire.Message]) -> wire.Message:

@@ -23,7 +23,7 @@ def describe(namespace: dict[str, Any], hidden: dict[str, Any], *, bare: bool) -
     if bare:
         return {name: wire.Name(address=id(value)) for name, value in own}
     return {
-        name: wire.Name(type=_type_name(value), approx_bytes=min(approx_bytes(value), _MAX_SIZE), address=id(value))
+        name: wire.Name(type=type_name(value), approx_bytes=min(approx_bytes(value), _MAX_SIZE), address=id(value))
         for name, value in own
     }
 
@@ -50,7 +50,7 @@ class NamesSeen:
         before, self._before = self._before, {name: id(value) for name, value in own.items()}
         bound = [name for name, address in self._before.items() if before.get(name) != address][:_MAX_NAMES]
         gone = [name for name in before if name not in own][:_MAX_NAMES]
-        return {_shown(name): _type_name(own[name]) for name in bound}, [_shown(name) for name in gone]
+        return {_shown(name): type_name(own[name]) for name in bound}, [_shown(name) for name in gone]
 
 
 def _shown(name: str) -> str:
@@ -81,7 +81,7 @@ def _own_account(value: Any, attribute: str) -> int | None:
     return int(account.sum() if hasattr(account, "sum") else account)
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Read where Python itself keeps it: what a metaclass says instead would be code of the user's."""
     kind = type(value)
     module, name = _MODULE.__get__(kind), _QUALNAME.__get__(kind)

@@ -21,11 +21,10 @@ from types import ModuleType, TracebackType
 
 import msgspec
 
+from holdfast.guest import missing
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell
 from holdfast.kernel import wire
-
-_MAX_MESSAGE = 100_000
 
 
 def run(shell: GuestShell, code: str, script: wire.Script) -> wire.Raised | None:
@@ -43,12 +42,16 @@ def _run_cells(shell: GuestShell, cells: list[str]) -> wire.Raised | None:
             shell.sink.send(result)  # it would wait for the end of the run
         if raised is not None:
             where = f"code cell {number} of {len(cells)}"
+            heading = f"In {where}:\n"
             return msgspec.structs.replace(
                 raised,
                 message=f"{raised.message} ({where})",
-                traceback=f"In {where}:\n{raised.traceback}",
+                traceback=f"{heading}{raised.traceback}",
+                blocks=[0, *(len(heading) + start for start in raised.blocks)][: wire.MAX_BLOCKS],
                 kind=raised.kind if number == 1 else "exception",  # "syntax" says that nothing was started
             )
+        if shell.exit_code is not None:  # 0: the notebook ends well here
+            break
     return _told(_exit)
 
 
@@ -81,14 +84,15 @@ def _told(body: Callable[[], object]) -> wire.Raised | None:
 
 def _raised(error: BaseException, trace: TracebackType | None) -> wire.Raised:
     name = type(error).__name__
+    hint = missing.hint(error)
     try:
         message = str(error)
         shown = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     except Exception:  # the exception's own code
         message, shown = f"<{name} whose str() failed>", name
     return wire.Raised(
-        name=text(name[:200]), message=text(message[:_MAX_MESSAGE]), traceback=text(shown[-_MAX_MESSAGE:]),
-        kind="exception", line=trace.tb_lineno if trace else None,
+        name=text(name[:200]), message=text(wire.cut_end(message)), traceback=text(wire.cut_middle(shown)),
+        kind="exception", line=trace.tb_lineno if trace else None, hint=hint,
     )  # fmt: skip
 
 

@@ -2,17 +2,24 @@
 
 import asyncio
 import builtins
+import fnmatch
 import getpass
+import importlib.util
+import itertools
 import sys
 import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import msgspec
+import traitlets
+from IPython.core import formatters
 from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.completer import provisionalcompleter, rectify_completions
 from IPython.core.error import UsageError
@@ -24,17 +31,21 @@ from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
-from holdfast.guest import commands
+from holdfast.guest import commands, missing
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
+from holdfast.guest.event_loop import CellLoop
+from holdfast.guest.namespace import type_name
+from holdfast.guest.notebook_kernel import NotebookKernel
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
-_MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
 _SMALL_BYTES = 32 << 10
 _INPUTS_NAMED = 200
 """How many cells' texts have a name (`_i7`); `In` has them all. A namespace that only grows makes each cell slower."""
+_EXCEPTION_ONLY = "An exception has occurred, use %tb to see the full traceback.\n"
+"""IPython's own words."""
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError)
 """What `compile` raises; a NUL in the code is a ValueError before Python 3.11.4."""
 T = TypeVar("T")
@@ -59,6 +70,34 @@ class GuestHistory(HistoryManager):
 
     _i = _ii = _iii = _i00 = ""
 
+    def get_tail(
+        self, n: int | None = 10, raw: bool = True, output: bool = False, include_latest: bool = False
+    ) -> list[Any]:
+        """The last lines; IPython would look in a database, which there is not."""
+        lines = list(self._get_range_session(raw=raw, output=output))
+        return lines[: None if include_latest else -1][-(n or 10) :]
+
+    def search(
+        self,
+        pattern: str = "*",
+        raw: bool = True,
+        search_raw: bool = True,
+        output: bool = False,
+        n: int | None = None,
+        unique: bool = False,
+    ) -> list[Any]:
+        """Lines that a glob fits, the latest `n` of them; if unique, of equal ones the latest."""
+        sought = self.input_hist_raw if search_raw else self.input_hist_parsed
+        lines = self._get_range_session(raw=raw, output=output)
+        found = [line for line in lines if fnmatch.fnmatchcase(sought[line[1]], pattern)]
+        if unique:
+            found = sorted({sought[line[1]]: line for line in found}.values(), key=lambda line: line[1])
+        return found[-n:] if n else found
+
+    def reset(self, new_session: bool = True) -> None:
+        super().reset(new_session)
+        self.output_hist_reprs.clear()
+
 
 class GuestShell(InteractiveShell):
     """An `InteractiveShell` whose outputs are messages to the host."""
@@ -69,6 +108,7 @@ class GuestShell(InteractiveShell):
     # Plain attributes here, and not traits: they are read twenty times a cell.
     execution_count = 1
     history_manager: Any = None
+    kernel: Any = traitlets.Any()  # a trait, for plotly asks `has_trait("kernel")`
     last_execution_succeeded = True
     last_execution_result: Any = None
 
@@ -77,7 +117,15 @@ class GuestShell(InteractiveShell):
         self._results: list[wire.Shown] = []
         """At most one, that has not been sent yet."""
         self._depth = 0
+        self.exit_code: int | None = None
+        """With which the last cell ended itself, as the exit code of a process would be; None if it did not."""
+        self._next_input: wire.NextInput | None = None
+        self._shows_value = False
+        self._not_shown: wire.Raised | None = None
+        """What the value of the last cell's last expression raised when it was to be shown."""
         super().__init__(**settings)
+        self.cell_loop = CellLoop(lambda: self._depth > 0)
+        self.kernel = NotebookKernel(self)
         self.transformers = PlainTransformers()
         self.input_transformer_manager = self.transformers
         # In place of IPython's two, which number the lines from the first that is not empty.
@@ -86,12 +134,26 @@ class GuestShell(InteractiveShell):
         self.lines = PlainLines(cast(PrefilterManager, self.prefilter_manager))
         cast(GuestDisplayHook, self.displayhook).values = PlainValues(cast(DisplayFormatter, self.display_formatter))
 
+    def get_parent(self) -> dict[str, Any]:
+        """The request that is under way, as in ipykernel."""
+        parent: dict[str, Any] = self.kernel.get_parent()
+        return parent
+
     def init_virtualenv(self) -> None:
         pass
 
     def init_history(self) -> None:
         self.history_manager = GuestHistory(shell=self, parent=self)
         self.configurables.append(self.history_manager)
+
+    def init_user_ns(self) -> None:
+        """IPython's names, and those of every `__main__`: `multiprocessing` reads them, after `%reset` too."""
+        super().init_user_ns()
+        self.user_ns.update(__spec__=None, __loader__=None, __package__=None, __doc__=None)
+
+    def start_here(self) -> None:
+        """The directory that `%cd -` leads back to is the one that the first cell begins in."""
+        self.history_manager.dir_hist[:] = [Path.cwd()]
 
     def enable_gui(self, gui: str | None = None) -> None:
         pass
@@ -127,23 +189,32 @@ class GuestShell(InteractiveShell):
         except ValueError:
             print("No traceback available to show.", file=sys.stderr)
             return
+        hint, has_no_text = _name_what_was_shown(error, trace, self.user_ns)
+        hint = hint or missing.hint(error)
         if isinstance(error, UsageError):
             self.show_usage_error(error)
         elif isinstance(error, SyntaxError) and not running_compiled_code:
             self.showsyntaxerror(filename)
         elif exception_only:
-            self._showtraceback(kind, error, [_summary(error)])
+            self._showtraceback(kind, error, [_EXCEPTION_ONLY, f"{_summary(error)}\n"])
         else:
             self._showtraceback(kind, error, self._render(kind, error, trace, tb_offset))
+        if hint:
+            shown, raised = self.shown.pop()
+            raised = msgspec.structs.replace(raised, hint=hint)
+            self.shown.append((shown, raised))
+            if self._shows_value and has_no_text:
+                self._not_shown = self._not_shown or raised
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: Any) -> None:
-        lines = stb if isinstance(stb, list) else [str(stb)]
+        whole, blocks = _in_blocks([str(block) for block in stb] if isinstance(stb, list) else [str(stb)])
         raised = wire.Raised(
             name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
-            message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
-            traceback=text("\n".join(lines)[-_MAX_MESSAGE:]),
+            message=text(wire.cut_end(self._message_of(evalue))),
+            traceback=text(whole),
             kind="exception",
             line=self._line_of(evalue),
+            blocks=blocks,
         )
         self.shown.append((evalue, raised))
 
@@ -196,19 +267,45 @@ class GuestShell(InteractiveShell):
         except IndexError:
             return None
 
-    def execute(self, code: str, *, silent: bool = False) -> wire.Raised | None:
+    @contextmanager
+    def showing_value(self) -> Iterator[None]:
+        """Around the looks of a value: if its `__repr__` raises there, the cell ends as an error."""
+        before, self._shows_value = self._shows_value, True
+        try:
+            yield
+        finally:
+            self._shows_value = before
+
+    def set_next_input(self, s: str, replace: bool = False) -> None:
+        """Offer text for the next cell: the caller gets it with the reply. The last one counts."""
+        if len(s) > wire.MAX_NEXT_INPUT:
+            print(f"not offered as the next cell: its {len(s):,} characters are too many", file=sys.stderr)
+        else:
+            self._next_input = wire.NextInput(text=text(str(s)), replace=bool(replace))
+
+    def take_next_input(self) -> wire.NextInput | None:
+        offered, self._next_input = self._next_input, None
+        return offered
+
+    def execute(self, code: str, *, silent: bool = False, exit_is_error: bool = False) -> wire.Raised | None:
         """Run one cell; what ended it early, if anything did."""
         self.shown.clear()
+        self.exit_code = self._next_input = self._not_shown = None
         self.user_ns.pop(f"_i{self.execution_count - _INPUTS_NAMED}", None)
         result = self.run_cell(code, store_history=not silent, silent=silent)
+        self.cell_loop.give_a_moment()
         self._end_script_thread()
         error = result.error_before_exec or result.error_in_exec
         own = [raised for shown, raised in self.shown if shown is error]
         for shown, raised in self.shown:
-            if shown is not error:  # %tb, or a hook that failed after the cell
+            if shown is not error and raised is not self._not_shown:  # %tb, or a hook that failed after the cell
                 print(raised.traceback, file=sys.stderr)
         self.shown.clear()
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if isinstance(error, SystemExit):
+            self.exit_code = _exit_code(error)
+        if error is None:
+            return self._not_shown
+        if self.exit_code == 0 and not exit_is_error:
             return None
         if not own:
             self._showtraceback(type(error), error, [_summary(error)])
@@ -257,7 +354,7 @@ class GuestShell(InteractiveShell):
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
         # Its epoll would be closed behind its back in each fork, and its number be something else's.
-        get_asyncio_loop().close()
+        self.cell_loop.close()
 
     def _render(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, offset: int | None
@@ -305,8 +402,13 @@ class GuestShell(InteractiveShell):
         return line
 
 
+GuestShell.__name__ = GuestShell.__qualname__ = "ZMQInteractiveShell"
+"""By this name rich, pandas, tqdm and others know that a front end shows what they show, and not a terminal."""
+
+
 def make_shell() -> GuestShell:
     config = Config()
+    config.IPKernelApp = Config()  # many libraries look for this section to see that they run in a notebook
     config.HistoryManager.enabled = False  # it would start a thread
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.cache_size = 100
@@ -314,11 +416,29 @@ def make_shell() -> GuestShell:
     config.Completer.use_jedi = False  # imports half the world at the first Tab
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
+    shell.cell_loop.install()
+    for name in ("pip", "uv"):
+        _use_command(shell, name)
     warnings.filterwarnings("ignore", message="To exit: use")
+    # The host ends it after each run, as it ends every process; `multiprocessing` starts another.
+    warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")
     sys.displayhook = shell.displayhook
     builtins.input = refuse_input
     getpass.getpass = refuse_input
     return shell
+
+
+def _use_command(shell: GuestShell, name: str) -> None:
+    """`%pip` in an environment without the module `pip`: as `!pip`, which says what to do instead."""
+    own = shell.magics_manager.magics["line"][name]
+
+    def magic(line: str) -> None:
+        if importlib.util.find_spec(name) is None:
+            shell.system(f"{name} {line}")
+        else:
+            own(line)
+
+    cast(Any, shell).register_magic_function(magic, magic_name=name)
 
 
 def dedent(lines: list[str]) -> list[str]:
@@ -360,6 +480,39 @@ def _message(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {_message(error)}"
+
+
+def _name_what_was_shown(error: BaseException, trace: TracebackType | None, names: dict[str, Any]) -> tuple[str, bool]:
+    """If a value's own code failed when it was to be shown: which value, as a note on the error and as a hint; and
+    whether it is left without a text. One that only has no HTML is shown all the same."""
+    if trace is None or trace.tb_frame.f_code.co_filename != formatters.__file__:
+        return "", False
+    found = trace.tb_frame.f_locals  # of the frame in which IPython catches it; there are two forms of that
+    formatter, value = ([found["self"], *found["args"]] if "self" in found else found["args"])[:2]
+    variable = next((name for name, held in list(names.items()) if held is value and not name.startswith("_")), None)
+    what = (
+        f"the variable `{variable}`, of type {type_name(value)}," if variable else f"a value of type {type_name(value)}"
+    )
+    has_no_text = formatter.print_method == "_repr_pretty_"
+    said = f"{what} could not be shown: its {'__repr__' if has_no_text else formatter.print_method} failed"
+    with suppress(Exception):  # the exception's own code
+        error.add_note(said)
+    return said, has_no_text
+
+
+def _in_blocks(blocks: list[str]) -> tuple[str, list[int]]:
+    """The traceback as one text, and where in it each block begins; of one that is cut, no blocks."""
+    whole = "\n".join(blocks)
+    if len(whole) > wire.MAX_TEXT or len(blocks) > wire.MAX_BLOCKS:
+        return wire.cut_middle(whole), []
+    return whole, [0, *itertools.accumulate(len(block) + 1 for block in blocks[:-1])]
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As Python would leave a process."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _is_deep(trace: TracebackType | None) -> bool:

@@ -107,6 +107,7 @@ class HoldfastKernel(Kernel):
             return {**reply, **self._failed(messages.of_refusal(error), silent=silent)}
         if store_history and not silent:
             self._history.add(count, code, run.text)
+        reply["payload"] = messages.payload(run)
         if run.error is None:
             return {**reply, "status": "ok"}
         return {**reply, **self._failed(messages.of_error(run.error), silent=silent)}
@@ -143,7 +144,7 @@ class HoldfastKernel(Kernel):
             outlet.flush()
             outputs.release()
             raise
-        self.execution_count = run.count if run.memory == "kept" else before if run.memory == "restored" else 0
+        self.execution_count = _next_number(run, before)
         self._about_last = messages.of_run(run)
         outlet.flush()
         outputs.settle(messages.of_receipt(run))
@@ -300,6 +301,13 @@ class HoldfastKernel(Kernel):
 
     def post_handler_hook(self) -> None:
         pass
+
+
+def _next_number(run: Run, before: int) -> int:
+    """The number goes back with memory. Nothing is taken back of a cell that does not parse, and IPython counts it."""
+    if run.memory == "kept" or (run.error is not None and run.error.code == "syntax"):
+        return run.count
+    return before if run.memory == "restored" else 0
 
 
 def _is_meant(answer: Content, question: Any) -> bool:

@@ -7,7 +7,7 @@ overwritten.
 
 import base64
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -55,7 +55,7 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 def _of_display(event: Displayed, *, session: str, count: int, inert: bool) -> Message:
     display = event.display
     content: dict[str, Any] = {
-        "data": bundle(display.data, inert=inert),
+        "data": bundle(display.data, objects=display.objects, inert=inert),
         "metadata": {**display.metadata, OURS: {"session": session, "run": event.run}},
     }
     if event.result:
@@ -64,18 +64,18 @@ def _of_display(event: Displayed, *, session: str, count: int, inert: bool) -> M
     return ("update_display_data" if event.update else "display_data"), content
 
 
-def bundle(data: dict[str, Any], *, inert: bool = False) -> dict[str, Any]:
+def bundle(data: dict[str, Any], *, objects: Collection[str] = (), inert: bool = False) -> dict[str, Any]:
     """By MIME type: bytes as base64, JSON as what it says."""
     kept = {kind: value for kind, value in data.items() if kind in INERT} if inert else data
     if data and not kept:
         return {"text/plain": f"<left out, for a browser would execute it: {', '.join(sorted(data))}>"}
-    return {kind: _value(kind, value) for kind, value in kept.items()}
+    return {kind: _value(kind, value, is_object=kind in objects) for kind, value in kept.items()}
 
 
-def _value(kind: str, value: str | bytes) -> Any:
+def _value(kind: str, value: str | bytes, *, is_object: bool) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if kind == "application/json" or kind.endswith("+json"):
+    if is_object or kind == "application/json" or kind.endswith("+json"):
         try:
             return msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError):
@@ -94,6 +94,7 @@ def of_run(run: Run) -> dict[str, Any]:
         "ckpt": run.ckpt,
         "memory": run.memory,
         "receipt": of_receipt(run),
+        "error": run.error and {"code": run.error.code, "message": run.error.message, "hint": run.error.hint},
     }
 
 
@@ -108,9 +109,28 @@ def with_receipt(content: dict[str, Any], receipt: dict[str, Any]) -> dict[str, 
 
 
 def of_error(error: RunError) -> dict[str, Any]:
-    """As Jupyter shows it; of a cell that did not live to raise, what stands in its place."""
-    lines = error.traceback.split("\n") if error.traceback else [f"{error.name}: {error.message}"]
-    return {"ename": error.name, "evalue": error.message, "traceback": lines}
+    """As Jupyter shows it; of a cell that did not live to raise, what stands in its place.
+
+    Clients know an interrupt by its empty `evalue`. Our own words about it are in the metadata.
+    """
+    evalue = "" if error.name == "KeyboardInterrupt" else error.message
+    blocks = _blocks(error) if error.traceback else [f"{error.name}: {error.message}"]
+    return {"ename": error.name, "evalue": evalue, "traceback": blocks}
+
+
+def _blocks(error: RunError) -> list[str]:
+    """One item per block, as IPython has it. The guest says where they begin, so any number can stand there."""
+    whole = error.traceback
+    starts = sorted({start for start in error.blocks if 0 < start < len(whole)})
+    ends = [*(start - 1 for start in starts), len(whole)]  # between two of them is a newline
+    return [whole[start:end] for start, end in zip([0, *starts], ends, strict=True)]
+
+
+def payload(run: Run) -> list[dict[str, Any]]:
+    """What the front end is to do after the cell: the text that it offers for the next one."""
+    if run.next_input is None:
+        return []
+    return [{"source": "set_next_input", "text": run.next_input.text, "replace": run.next_input.replace}]
 
 
 def of_refusal(error: Exception) -> dict[str, Any]:

@@ -25,10 +25,37 @@ EGRESS_ADDRESS = ("127.0.0.1", 3128)
 
 
 MAX_FORMS, MAX_NAMES, MAX_WORDS, MAX_PATHS, MAX_PROMPT = 100, 10_000, 10_000, 100_000, 100_000
+MAX_NEXT_INPUT = 1_000_000
+MAX_BLOCKS = 1_000
 """Of what a kernel sends. An honest one keeps to them. What an entry costs the host is many times what it takes on the
 wire, so a message that has more is refused before it is built."""
 Forms = Meta(max_length=MAX_FORMS)
 Words = Annotated[list[str], Meta(max_length=MAX_WORDS)]
+
+
+MAX_TEXT = 1_000_000
+"""Characters of an exception's message, and of its traceback."""
+
+
+def cut_end(text: str) -> str:
+    """A message that is too long, and how long it was.
+
+    >>> cut_end("x" * 2_000_000)[-45:]
+    'xxxx… [cut here: 2,000,000 characters in all]'
+    """
+    if len(text) <= MAX_TEXT:
+        return text
+    mark = f"… [cut here: {len(text):,} characters in all]"
+    return text[: MAX_TEXT - len(mark)] + mark
+
+
+def cut_middle(text: str) -> str:
+    """A traceback that is too long: it begins with the cell and ends with the exception."""
+    if len(text) <= MAX_TEXT:
+        return text
+    mark = f"\n… [cut here: {len(text):,} characters in all] …\n"
+    half = (MAX_TEXT - len(mark)) // 2
+    return text[:half] + mark + text[-half:]
 
 
 class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,6 +63,8 @@ class Mime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     text: Annotated[dict[str, str], Forms] = {}
     binary: Annotated[dict[str, bytes], Forms] = {}
+    objects: Annotated[list[str], Forms] = []
+    """Types in `text` that were given as an object, and so are JSON."""
 
     def merged(self) -> dict[str, str | bytes]:
         return {**self.text, **self.binary}
@@ -155,6 +184,8 @@ class Execute(Message, frozen=True):
     stdin: bool = False
     silent: bool = False
     """Not counted, not in the history, and its value is not shown."""
+    exit_is_error: bool = False
+    """In a notebook `sys.exit()` is an exception like any other. Elsewhere exit code 0 ends the cell well."""
 
 
 class Shell(Message, frozen=True):
@@ -274,6 +305,9 @@ class Raised(Message, frozen=True):
     kind: Literal["exception", "syntax"]
     line: int | None = None
     """Line of the cell that was running."""
+    hint: str = ""
+    blocks: Annotated[list[int], Meta(max_length=MAX_BLOCKS)] = []
+    """Where in the traceback each of its blocks begins: a heading, a frame, the exception."""
 
 
 # -- kernel → host: replies -------------------------------------------------------------------------------------
@@ -286,6 +320,14 @@ class Ready(Message, frozen=True):
     """The kernel's pid as its own pid namespace numbers it: how pid 1 will report its death."""
 
 
+class NextInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Text that a cell offers for the next one: `%load`, `%recall`, `get_ipython().set_next_input`."""
+
+    text: Annotated[str, Meta(max_length=MAX_NEXT_INPUT)]
+    replace: bool = False
+    """It takes the place of the cell that ran."""
+
+
 class Finished(Message, frozen=True):
     """The last message of a cell, a command or a trial: all it printed is already in the pipes."""
 
@@ -293,12 +335,16 @@ class Finished(Message, frozen=True):
     count: int = 0
     exit_code: int | None = None
     threads: Words = []
+    """That are alive, and were not at the end of an earlier run."""
+    tasks: Words = []
+    """The same of tasks in the cells' event loop."""
     names: Annotated[dict[str, str], Meta(max_length=MAX_NAMES)] = {}
     """Names that the cell bound anew, as far as identity shows: name -> type."""
     gone: Words = []
     """Names that the cell took away."""
     result: Shown | None = None
     """The value of the last expression, where it is small and nothing was shown after it: one message less."""
+    next_input: NextInput | None = None
     failures: Words = []
     """Of a trial, one per probe, in order: why it failed; empty: it holds."""
 

@@ -2,6 +2,7 @@
 
 import array
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -10,9 +11,9 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 import msgspec
 
-from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable
+from holdfast.errors import HoldfastError, KernelStartFailed, SandboxUnavailable, disk_failed
 from holdfast.kernel import framing, wire
-from holdfast.sandbox.overlay import OverlayUnavailable
+from holdfast.sandbox.overlay import LayerNotWritable, OverlayUnavailable
 
 _decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
 
@@ -114,6 +115,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _refusal(reason: str) -> HoldfastError:
+    if found := re.search(rf"{LayerNotWritable.__name__}: \[Errno (\d+)\]", reason):
+        number = int(found[1])
+        return disk_failed("laying the session's layer", OSError(number, os.strerror(number)))
     if OverlayUnavailable.__name__ in reason:
         return SandboxUnavailable(
             f"no overlay can be mounted over the session's files: {reason.splitlines()[-1]}",

@@ -13,12 +13,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from holdfast import durable
 from holdfast.config import Limits
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, KeeperLost, KernelStartFailed, SandboxUnavailable
@@ -77,6 +79,13 @@ class Incarnation(msgspec.Struct, frozen=True):
                 self.listener.close()
 
 
+class _Zygote(NamedTuple):
+    environment: Environment
+    line: Line
+    sessions_at: tuple[int, int]
+    """Which directory it has as that of the sessions."""
+
+
 class LocalNode:
     """Starts kernels on this machine."""
 
@@ -86,7 +95,7 @@ class LocalNode:
         self._at_work = 0
         self._home = home
         self._keeper: Line | None = None
-        self._zygotes: dict[str, tuple[Environment, Line]] = {}
+        self._zygotes: dict[str, _Zygote] = {}
         self._starting = anyio.Lock()
         self._replacing = anyio.Lock()
         self._closed = False
@@ -144,7 +153,7 @@ class LocalNode:
 
     async def _revive(self) -> None:
         """Have another keeper, and what sessions are forked from, before they are asked for."""
-        environments = [environment for environment, _ in self._zygotes.values()]
+        environments = [zygote.environment for zygote in self._zygotes.values()]
         try:
             await self._living_keeper()
             for environment in environments:
@@ -165,7 +174,7 @@ class LocalNode:
 
     async def _replace_keeper(self) -> None:
         self._note_keeper_end()
-        zygotes = [line for _, line in self._zygotes.values()]
+        zygotes = [zygote.line for zygote in self._zygotes.values()]
         self._zygotes.clear()
         for line in (*zygotes, self._keeper):
             if line is not None:
@@ -293,7 +302,7 @@ class LocalNode:
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.wait([self._reviving])  # however it ended
-        for line in (*(line for _, line in self._zygotes.values()), self._keeper):
+        for line in (*(zygote.line for zygote in self._zygotes.values()), self._keeper):
             if line is not None:
                 line.close()
         if self._keeper is not None:
@@ -342,20 +351,26 @@ class LocalNode:
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
-            _, line = self._zygotes.get(environment.prefix, (environment, None))
-            if line is None or line.is_broken():
-                if line is not None:
-                    line.close()
+            zygote, sessions_at = self._zygotes.get(environment.prefix), self._find_sessions()
+            # Another disk may be mounted there since, or none: a zygote has, and holds, the one that it started with.
+            if zygote is None or zygote.line.is_broken() or zygote.sessions_at != sessions_at:
+                if zygote is not None:
+                    zygote.line.close()
                 line = await self._start_zygote(environment)
-                self._zygotes[environment.prefix] = environment, line
-            return line
+                zygote = self._zygotes[environment.prefix] = _Zygote(environment, line, sessions_at)
+            return zygote.line
+
+    @durable.ours("looking for the sessions' directory")
+    def _find_sessions(self) -> tuple[int, int]:
+        found = os.stat(self._home.sessions)
+        return found.st_dev, found.st_ino
 
     async def _start_zygote(self, environment: Environment) -> Line:
         keeper = await self._living_keeper()
         log = self._log_of(environment)
         here, there = _packet_pair()
         line = Line(here)
-        with open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
+        with durable.ours("starting the zygote"), open(log, "wb") as log_file, there:  # noqa: ASYNC230 (once per zygote)
             request = wire.StartZygote(
                 python=environment.base_python, prefix=environment.prefix, base_prefix=environment.base_prefix,
                 root=str(self._home.root), sessions=str(self._home.sessions), package=str(_PACKAGE),
@@ -426,7 +441,7 @@ async def _start_keeper(logs: Path, *, freezers: str | None) -> tuple[Line, int]
             theirs.callback(os.close, fd)
         control, pipe, host, *rest = map(str, fds)
         command = [sys.executable, "-I", "-c", _KEEPER, str(_PACKAGE.parent), control, host, *(rest or ["-1"]), pipe]
-        with open(logs / "keeper.log", "wb") as log:  # noqa: ASYNC230 (once)
+        with durable.ours("starting the keeper"), open(logs / "keeper.log", "wb") as log:  # noqa: ASYNC230 (once)
             await anyio.run_process(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False
             )

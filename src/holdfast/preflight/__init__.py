@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from holdfast.preflight.forecast import forecast
 from holdfast.preflight.ledger import Forecast
-from holdfast.preflight.names import Gone, explain_missing, missing_names
+from holdfast.preflight.names import Gone, explain_missing, likeness, missing_names
 from holdfast.preflight.reader import read_aside
 from holdfast.preflight.reading import Reading, read, read_here
 from holdfast.preflight.steps import HINTS, Steps, TooManySteps
@@ -18,8 +18,10 @@ from holdfast.preflight.syntax import check_syntax
 from holdfast.records import Finding, Lost
 from holdfast.store.rows import NameRow
 
-__all__ = ["HINTS", "Forecast", "Gone", "Reading", "Steps", "check_syntax", "examine", "explain_missing", "findings",
-           "forecast", "missing_names", "read_aside", "read_here"]  # fmt: skip
+__all__ = [
+    "HINTS", "Forecast", "Gone", "Reading", "Steps", "TooManySteps", "check_syntax", "examine", "explain_missing",
+    "findings", "forecast", "likeness", "missing_names", "read_aside", "read_here",
+]  # fmt: skip
 
 _MOST_EXPLAINED = 100
 """Missing names that have a finding each; those after them have one together."""

@@ -345,12 +345,12 @@ def similar(name: str, known: Iterable[str], steps: Steps) -> str:
         for other in known if len(name) <= _MOST_SIMILAR else ():
             steps.take()
             if 2 * min(len(name), len(other)) >= ratio * (len(name) + len(other)):
-                found = _likeness(name, other, steps)
+                found = likeness(name, other, steps)
                 best, ratio = (other, found) if found > ratio or (found == ratio and not best) else (best, ratio)
     return best
 
 
-def _likeness(name: str, other: str, steps: Steps) -> float:
+def likeness(name: str, other: str, steps: Steps) -> float:
     """`SequenceMatcher.ratio`, of what is left between a common beginning and a common end: the part whose cost grows
     with the square of its length, and more."""
     start = _alike(name, other)

@@ -2,7 +2,8 @@
 
 One process serves all sessions of a host, one text at a time, and a session has one text in the queue. It is started
 with the first large text and ends when it has had nothing to do for a minute, or when the host is gone. It can read and
-write its two pipes and ask for memory, and nothing else (`_confine`). It is killed with a text that takes too long.
+write its two pipes and ask for memory, and nothing else (`_confine`). It is killed with a text that takes too long, and
+gives way to everything else that wants a processor (`_NICENESS`).
 """
 
 import atexit
@@ -28,9 +29,10 @@ from holdfast.sandbox import linux, seccomp
 MOST_S = 5.0
 """For one text, from when it waits for its turn."""
 _MOST_CPU_S = 3
-_MOST_MEMORY_BYTES = 1 << 30
+_MOST_MEMORY_BYTES = 512 << 20
 _MOST_ANSWER_BYTES = 16 << 20
 _IDLE_S = 60.0
+_NICENESS = 5
 _RECURSION = 3_000
 _LENGTH = struct.Struct("!I")
 _CALLS = (
@@ -72,18 +74,27 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a process may have more than one event loop
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        """The last one had ended by itself."""
 
     def ask(self, code: str, *, ends: float) -> Reading:
         """What it says of a text; without an answer in time it is killed, and the next text gets another."""
         if not self._lock.acquire(timeout=max(0.0, ends - time.monotonic())):
             return _TOO_LONG
         try:
+            answer = self._answer(code, ends)
+            if answer is None and self._is_over:  # it had nothing to do for long, and ended as the text came
+                answer = self._answer(code, ends)
+            return answer or _TOO_LONG
+        finally:
+            self._lock.release()
+
+    def _answer(self, code: str, ends: float) -> Reading | None:
+        try:
             return self._asked(code, ends)
         except (OSError, EOFError, msgspec.MsgspecError):
             self.kill()
-            return _TOO_LONG
-        finally:
-            self._lock.release()
+            return None
 
     def _asked(self, code: str, ends: float) -> Reading:
         process = self._running()
@@ -98,20 +109,24 @@ class _Process:
         return msgspec.msgpack.decode(_read_whole(pipe, length, ends), type=Reading)
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
-            self.kill()
-            self._process = subprocess.Popen(
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.kill()
+        self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd="/", start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
+                start_new_session=True,
                 env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )  # fmt: skip
         return self._process
 
     def kill(self) -> None:
         process, self._process = self._process, None
+        self._is_over = False
         if process is not None:
             process.kill()
             process.communicate()
+            self._is_over = process.returncode == 0
 
 
 def _read_whole(pipe: int, size: int, ends: float) -> bytes:
@@ -156,6 +171,7 @@ os.register_at_fork(after_in_child=_forget)
 def main() -> None:
     """Read texts from stdin, answer on stdout, until nothing comes."""
     sys.setrecursionlimit(_RECURSION)
+    os.nice(_NICENESS)
     read(_WARM_UP, Steps())
     _confine()
     with suppress(EOFError):
@@ -169,7 +185,8 @@ def main() -> None:
 def _read(code: str) -> Reading:
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent_s = int(used.ru_utime + used.ru_stime) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (spent_s + _MOST_CPU_S, resource.RLIM_INFINITY))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (_least(spent_s + _MOST_CPU_S, hard), hard))
     try:
         return read(code, Steps(ASIDE))
     except TooManySteps:
@@ -181,7 +198,13 @@ def _read(code: str) -> Reading:
 
 
 def _confine() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    most = _least(_MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1])
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.compile_allow_list(_CALLS))
+
+
+def _least(most: int, hard: int) -> int:
+    """The host may have a lower limit of its own."""
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)

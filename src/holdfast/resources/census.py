@@ -47,6 +47,8 @@ class Census(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
     files: dict[str, FileEntry]
     signs: dict[str, Sign]
+    at_ns: int = 0
+    """When the look began, by the clock of the directory's file system."""
 
     def disturbed(self) -> set[str]:
         """Files that somebody has changed, added or removed since; a look at the signs alone."""
@@ -82,7 +84,7 @@ def take(directory: Path, cache: Path | None = None) -> Census:
         path: FileEntry(path=path, sha256=known[path].sha256, bytes=signs[path][0])
         for path in signs if known[path].sha256
     }  # fmt: skip
-    return Census(directory=directory, files=files, signs=signs)
+    return Census(directory=directory, files=files, signs=signs, at_ns=now_ns)
 
 
 def everything(directory: Path) -> Iterator[tuple[str, Entry]]:

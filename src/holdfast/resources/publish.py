@@ -155,6 +155,8 @@ class _Publishing:
             return
         if self._shared and stat.S_ISREG(old.st_mode) and theirs.digest_of(name, self._place.fd) != change.before:
             return self.theirs.append(change.path)
+        if self._shared and stat.S_ISLNK(old.st_mode) and theirs.is_relinked(change, name, place=self._place.fd):
+            return self.theirs.append(change.path)
         self._touch(tuple(parent))
         self._clear(name)
         crashpoint("publish.removed")

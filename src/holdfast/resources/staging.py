@@ -4,6 +4,8 @@ from collections.abc import Collection
 
 import anyio.to_thread
 
+from holdfast import durable
+from holdfast.errors import DiskRefused
 from holdfast.resources import layers
 from holdfast.resources.descent import Parts
 from holdfast.resources.handles import still_held
@@ -24,8 +26,20 @@ class Staging:
         self._left: list[str] = []
         """Layers that nothing is mounted on any more."""
 
+    def is_gone(self) -> bool:
+        """Whether somebody removed the layer on the host: what a guest writes then lands nowhere."""
+        return bool(self.name) and not (self.path.is_dir() and self.path.with_name(f"{self.name}.work").is_dir())
+
+    def refuse_if_gone(self) -> None:
+        if self.is_gone():
+            raise DiskRefused(
+                "the session's layer was removed on the host while the session used it",
+                hint="leave what is in the home's sessions/ alone, and run it again: it gets another layer",
+            )
+
     def has_changes(self) -> bool:
         """Whether anything was written to disk since the layer was laid."""
+        self.refuse_if_gone()
         return layers.has_changes(self.path, shared=self._workspace.shared is not None)
 
     async def lay(self) -> None:
@@ -50,5 +64,6 @@ class Staging:
     async def sweep(self, *, wanted: Collection[str]) -> None:
         """Remove the layers that are done with; not those that a run has still to be published from."""
         for name in [name for name in self._left if name not in wanted]:
-            await anyio.to_thread.run_sync(discard, self._workspace.stage_path(name))
+            with durable.ours("removing an old layer"):
+                await anyio.to_thread.run_sync(discard, self._workspace.stage_path(name))
             self._left.remove(name)

@@ -7,7 +7,9 @@ import stat
 from collections.abc import Mapping
 
 from holdfast import durable
+from holdfast.paths import to_text
 from holdfast.records import Change
+from holdfast.resources import entries
 from holdfast.resources.descent import Cursor, Parts, kind_of, look, open_regular
 from holdfast.resources.handles import is_copied_in_part, is_database
 from holdfast.resources.hashing import digest
@@ -22,12 +24,26 @@ def is_changed(change: Change, name: bytes, *, place: int, staged: int) -> bool:
         return False
     if change.action == "added":
         return True
-    if not stat.S_ISREG(old.st_mode):  # what a link or a FIFO was, nobody wrote down
-        return bool(change.before)
+    if not stat.S_ISREG(old.st_mode):
+        return not _is_known(change, name, old, place)
     found = digest_of(name, place)
     if _sign(old) != _sign(look(name, dir_fd=place)):  # while it was read, which may take a while
         return True
     return found not in (change.before, change.sha256 or change.before) and not _is_half_written(name, place, staged)
+
+
+def is_relinked(change: Change, name: bytes, *, place: int) -> bool:
+    """Whether a link that is to go points elsewhere than the run found."""
+    return bool(change.before_target) and to_text(os.readlink(name, dir_fd=place)) != change.before_target
+
+
+def _is_known(change: Change, name: bytes, status: os.stat_result, place: int) -> bool:
+    """Whether what is no regular file is what the run found there, or what it put there. Journals of earlier builds do
+    not tell what was there."""
+    if not change.before and change.before_kind is None:
+        return True
+    found, known = entries.found_at(name, status, dir_fd=place), (entries.before(change), entries.after(change))
+    return any(each is not None and (found.kind, found.target) == (each.kind, each.target) for each in known)
 
 
 def has_arrived(change: Change, name: bytes, *, place: int) -> bool:

@@ -27,6 +27,12 @@ ENV = "/opt/env"
 PYTHON = "/opt/python"
 LIBPYTHON = "/opt/libpython"
 PACKAGE_ROOT = "/opt/holdfast"
+INSTALLERS = f"{PACKAGE_ROOT}/bin"
+"""Commands that say why nothing can be installed. An environment's own `pip` comes first."""
+HOW_TO_INSTALL: str = (
+    "packages come with the environment, and nothing can be installed inside a session: "
+    "install them on the host into a virtual environment, and open the session with env=DIRECTORY (or --env DIRECTORY)"
+)
 WORKSPACE = "/mnt/data"
 HOME = "/home/user"
 GUEST_ID = 1000
@@ -43,6 +49,9 @@ _READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUI
 # `pressure`: each word sets a trigger that Linux charges to nobody, watches, and takes milliseconds to take down
 # again, so that a process with thousands of them outlives its SIGKILL by minutes.
 _PROC_READ_ONLY = ("/proc/sys", "/proc/pressure")
+_INSTALLERS = ("pip", "pip3", "uv", "conda", "mamba")
+_FINDS_ITS_PYTHON = b"#!/bin/sh\n'''exec' \"$(dirname"
+"""How a script of a relocatable environment begins: it looks for `python` beside itself."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "mime.types", "protocols", "services", "debian_version")
@@ -69,6 +78,7 @@ def build_root(
     _bind_system(root)
     interpreter = _bind_environment(root, prefix=prefix, base_prefix=base_prefix, python=python)
     _bind(package, f"{root}{PACKAGE_ROOT}/holdfast")
+    _make_installers(Path(root + INSTALLERS))
     _make_etc(root)
     _make_dev(root)
     for directory in ("/proc", shown.PROCESSORS, "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
@@ -162,8 +172,19 @@ def _make_script(script: Path, target: Path, *, prefix: Path, base_python: str) 
     if head.startswith(shebang):
         target.write_bytes(script.read_bytes().replace(os.fsencode(prefix), ENV.encode(), 1))
         target.chmod(0o755)
+    elif head.startswith(_FINDS_ITS_PYTHON):
+        target.write_bytes(script.read_bytes())
+        target.chmod(0o755)
     elif head:
         target.symlink_to(f"{ENV}/.bin/{script.name}")
+
+
+def _make_installers(target: Path) -> None:
+    """Those of the base interpreter begin with a host path, and fail as if a file of theirs were missing."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in _INSTALLERS:
+        (target / name).write_text(f"#!/bin/sh\necho '{name}: {HOW_TO_INSTALL}' >&2\nexit 1\n")
+        (target / name).chmod(0o755)
 
 
 def _make_etc(root: str) -> None:

@@ -41,8 +41,15 @@ HIDDEN = ".holdfast"
 """What is ours in a shared directory."""
 
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
 class OverlayUnavailable(OSError):
     """Linux refuses the overlay: without it no session can be staged."""
+
+
+class LayerNotWritable(OSError):
+    """The disk of the home refuses the directories that an overlay needs; `errno` says why."""
 
 
 def enter(directory: str, stage: str, shared: Shared | None = None) -> None:
@@ -135,4 +142,17 @@ def _mount(target: str, *, lower: str, upper: str, work: str) -> None:
     try:
         linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options)
     except OSError as error:
-        raise OverlayUnavailable(error.errno, error.strerror) from error
+        # Linux says EINVAL where the file system of the upper layer is read-only.
+        number = errno.EROFS if _is_read_only(upper) else error.errno
+        kind = LayerNotWritable if number in _DISK else OverlayUnavailable
+        raise kind(number, os.strerror(number or 0)) from error
+    # An overlay that cannot make its work directory is mounted read-only, and the mount succeeds. Every write in the
+    # session would then fail with EROFS, for as long as the layer stays.
+    if _is_read_only(target):
+        linux.unmount(target, linux.MNT_DETACH)
+        number = errno.EROFS if _is_read_only(upper) else errno.ENOSPC
+        raise LayerNotWritable(number, os.strerror(number))
+
+
+def _is_read_only(directory: str) -> bool:
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)

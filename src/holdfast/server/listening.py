@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.errors import InvalidSetting
@@ -55,8 +55,9 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
         yield listening
     finally:
         listening.close()
-        if _identity(path) == ours:  # and not that of who came after us
-            path.unlink()
+        with suppress(OSError):  # a disk that is read-only by now; whoever listens there next replaces it
+            if _identity(path) == ours:  # and not that of who came after us
+                path.unlink()
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

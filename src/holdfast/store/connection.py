@@ -4,6 +4,7 @@ The owner opens it for writing, with every commit synced. Others open it beside 
 may write nothing at all.
 """
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -11,8 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast import durable
-from holdfast.errors import DiskFailed, DiskFull, HoldfastError, InvalidSetting, SessionHalted
-from holdfast.store import queries
+from holdfast.errors import (
+    DiskFailed,
+    DiskFull,
+    DiskReadOnly,
+    HoldfastError,
+    InvalidSetting,
+    JournalLost,
+    SessionHalted,
+    disk_failed,
+)
+from holdfast.store import accidents, queries
 
 _SYNC_FAILED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -28,11 +38,18 @@ class SyncFailed(DiskFailed):
     when the file is opened anew, or is not."""
 
 
+class JournalGone(JournalLost, SyncFailed):
+    """The journal was deleted or replaced under us. A commit that ends with this is there when the journal is opened
+    anew, or is not."""
+
+
 def open_writable(path: Path) -> sqlite3.Connection:
     """Make the file if need be. Every commit is durable when it returns."""
+    accidents.refuse_if_gone(path)
     _create(path)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     with _closed_on_failure(db), failures_told(path):
+        accidents.refuse_if_truncated(path, db)
         db.execute("pragma journal_mode = wal")
         # FULL, not the usual NORMAL: in WAL mode NORMAL may lose the last commits on power loss, and a lost
         # `Verified` would undo a published run.
@@ -65,12 +82,13 @@ def _create(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise durable.disk_failed("opening the journal", error) from error
+        raise disk_failed("opening the journal", error) from error
     durable.sync_directory(path.resolve().parent)
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     if not path.exists():
+        accidents.refuse_if_gone(path)
         raise InvalidSetting(f"{path} does not exist", hint="name a home that has been used: HOLDFAST_HOME or home=")
     with failures_told(path):
         try:
@@ -131,6 +149,10 @@ def _failure(path: Path, error: sqlite3.DatabaseError) -> HoldfastError | None:
         return damaged(path, str(error))
     if code & 0xFF == sqlite3.SQLITE_FULL:
         return DiskFull("the disk is full (journal)", hint="free space where the home is, then run it again")
+    if code == sqlite3.SQLITE_READONLY or (code == sqlite3.SQLITE_IOERR_WRITE and _is_read_only(path.parent)):
+        return DiskReadOnly(
+            f"the journal is read-only: {error}", hint="make the home's disk writable, then run it again"
+        )
     if code & 0xFF in _UNUSABLE:
         if code in _SYNC_FAILED:
             return SyncFailed(
@@ -139,6 +161,15 @@ def _failure(path: Path, error: sqlite3.DatabaseError) -> HoldfastError | None:
             )
         return DiskFailed(f"the journal failed: {error}", hint="look at the disk (dmesg) and at the modes of the home")
     return None
+
+
+def _is_read_only(directory: Path) -> bool:
+    """By trying it: a file system that went read-only after an error need not be mounted so."""
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
 
 
 def damaged(path: Path, what: str) -> SessionHalted:

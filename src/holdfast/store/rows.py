@@ -21,6 +21,8 @@ class SessionRow(Noun, frozen=True, kw_only=True):
     """Digest of the last receipt; the next one names it."""
     receipts: int = 0
     """How many there are."""
+    journal_bytes: int = 0
+    """What the store holds of its runs, as of the write before this one."""
 
 
 class VersionRow(Noun, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class KeyRow(Noun, frozen=True, kw_only=True):
     attempt: int
     may_have_happened: tuple[str, ...] = ()
     """Requests that attempts before it sent."""
+    claim: bytes = b""
+    """Of a key that stands for a run which had another key, or none (`jobs`): the row, signed (`receipts.seal`)."""
 
 
 class ReceiptRow(Noun, frozen=True, kw_only=True):

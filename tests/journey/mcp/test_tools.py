@@ -70,6 +70,15 @@ async def test_variables_stay_and_the_footer_comes_last(client: Client, run: Run
     assert len(facts["receipt"]["sha256"]) == 64
 
 
+async def test_an_exit_is_an_error_and_what_the_code_did_stays(client: Client, run: Run, text: Text) -> None:
+    answer = await run(client, "gone = 5\nimport sys; sys.exit()")
+    facts = answer.structured_content
+
+    assert (facts["status"], facts["error"]["name"], facts["exit_code"]) == ("kept", "SystemExit", 0)
+    assert "SystemExit" in text(answer)
+    assert (await run(client, "gone")).structured_content["result"] == "5"
+
+
 async def test_a_figure_comes_as_an_image_before_the_footer(client: Client, run: Run, text: Text) -> None:
     answer = await run(client, "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.savefig('p.png'); plt.show()")
     seen = await client.call_tool("read_file", {"path": "p.png"})

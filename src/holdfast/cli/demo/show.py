@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.terminal import console, harmless
+from holdfast.visible import visible, visible_lines
 
 
 class Show:
@@ -44,7 +45,7 @@ class Show:
         table.add_column(style="dim")
         table.add_column()
         for label, text in rows.items():
-            table.add_row(f"  {label}", escape(harmless(text)))
+            table.add_row(f"  {label}", escape(visible_lines(text)))
         self.screen.print(table)
 
     def promise(self, words: str, seen: str, kept: bool) -> None:
@@ -61,6 +62,6 @@ class Show:
         table.add_column("checked just now")
         for words, seen, kept in self._promises:
             mark = "[green]✓[/green]" if kept else "[bold red]✗[/bold red]"
-            table.add_row(words, mark, escape(harmless(seen)))
+            table.add_row(words, mark, escape(visible(seen)))
         self.screen.print(table)
         return all(kept for _, _, kept in self._promises)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from holdfast.blocking import Session
 from holdfast.cli.sizes import short
 from holdfast.errors import HoldfastError, InvalidSetting
+from holdfast.visible import visible
 
 Lines = Iterator[str]
 
@@ -20,7 +21,7 @@ def status(session: Session, argument: str) -> Lines:
     yield f"version     {info.version} (of memory and files), generation {info.generation} (memories)"
     yield f"memory      {short(used)} of {short(cap)}"
     names = session.names()
-    yield f"names       {', '.join(f'{name}: {it.type}' for name, it in sorted(names.items())) or 'none'}"
+    yield f"names       {', '.join(visible(f'{name}: {it.type}') for name, it in sorted(names.items())) or 'none'}"
     if (told := session.recover()).memory != "kept":
         yield told.text
 
@@ -29,7 +30,7 @@ def history(session: Session, argument: str) -> Lines:
     """the latest runs, oldest first"""
     for entry in session.history(limit=20):
         when = time.strftime("%H:%M:%S", time.localtime(entry.at))
-        yield f"{when}  {entry.status:<11} v{entry.version:<4} {entry.ckpt}  {entry.goal}"
+        yield f"{when}  {entry.status:<11} v{entry.version:<4} {entry.ckpt}  {visible(entry.goal)}"
 
 
 def restore(session: Session, argument: str) -> Lines:
@@ -39,13 +40,13 @@ def restore(session: Session, argument: str) -> Lines:
     written = session.restore(argument)
     yield f"files are those of {argument}: version {written.version}, {written.ckpt}"
     if written.files_not_restored:
-        yield f"files not brought back: {', '.join(written.files_not_restored)}"
+        yield f"files not brought back: {_several(written.files_not_restored)}"
     if written.memory == "restored":
-        yield "memory is as it was then" + "".join(f"; not {what}" for what in written.not_restored)
+        yield "memory is as it was then" + "".join(f"; not {visible(what)}" for what in written.not_restored)
     elif written.memory == "lost":
-        yield f"memory is lost: {written.without_memory}; gone: {', '.join(written.names_not_restored)}"
+        yield f"memory is lost: {written.without_memory}; gone: {_several(written.names_not_restored)}"
     elif written.names_not_restored:
-        yield f"memory stays as it is; not of that state: {', '.join(written.names_not_restored)}"
+        yield f"memory stays as it is; not of that state: {_several(written.names_not_restored)}"
 
 
 def files(session: Session, argument: str) -> Lines:
@@ -58,6 +59,10 @@ def reset(session: Session, argument: str) -> Lines:
     """purge memory and end its processes; files stay"""
     session.reset()
     yield session.recover().text
+
+
+def _several(names: list[str]) -> str:
+    return ", ".join(visible(name) for name in names)
 
 
 def explain(session: Session, argument: str) -> Lines:

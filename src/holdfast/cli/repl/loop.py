@@ -4,10 +4,10 @@ import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import anyio
 import msgspec
@@ -20,10 +20,11 @@ from holdfast.cli.progress import rich_report
 from holdfast.cli.repl import cells, commands
 from holdfast.cli.repl.answers import Answers
 from holdfast.cli.screen import Screen, images
-from holdfast.cli.terminal import Writer
+from holdfast.cli.terminal import Writer, print_json
 from holdfast.config import home_path
 from holdfast.errors import HoldfastError, InvalidSetting
 from holdfast.model import Run
+from holdfast.visible import visible_lines
 
 if TYPE_CHECKING:  # cells from a pipe do without it
     from holdfast.cli.repl.prompt import Prompt
@@ -106,13 +107,19 @@ def _piped() -> str:
         ) from error
 
 
+def _lines(stream: TextIO) -> Callable[[str], None]:
+    """Writes what we say ourselves. It may name what the guest has named."""
+    writer = Writer(stream)
+    return lambda text: writer.line(visible_lines(text))
+
+
 class _Desk:
     """One open session and whoever sits before it."""
 
     def __init__(self, session: Session, asked: Asked) -> None:
         self._session = session
         self._asked = asked
-        self._say = Writer(sys.stderr).line
+        self._say = _lines(sys.stderr)
         self._images: Path | None = None
 
     # -- a terminal --------------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ class _Desk:
                 return 0
             if cells.is_command(cell):
                 for line in commands.carry_out(self._session, cell):
-                    (self._say if self._asked.as_json else Writer(sys.stdout).line)(line)
+                    (self._say if self._asked.as_json else _lines(sys.stdout))(line)
             elif code := self._run(cell):
                 return code
         return 0
@@ -195,7 +202,7 @@ class _Desk:
 
     def _run_quietly(self, code: str) -> Run:
         run = self._session.run(code)
-        sys.stdout.write(msgspec.json.encode(run).decode() + "\n")
+        print_json(run)
         return run
 
     def _run_shown(self, code: str, screen: Screen) -> Run:

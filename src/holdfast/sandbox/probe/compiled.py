@@ -11,12 +11,13 @@ from holdfast.sandbox import pid1
 from holdfast.sandbox.probe.finding import Finding
 
 _SNAPSHOT = "holdfast._snapshot"
+_SHUT = "this user may not enter the directory of pid 1"
 
 
 def findings() -> list[Finding]:
     """Both parts in one row, and the compiler that would build them."""
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    init_works, init = _pid1()
+    init_is_there, init_works, init = _pid1()
     fork_works, fork = _snapshot()
     whole = init_works and fork_works
     reinstall = "pip install --force-reinstall --no-deps --no-cache-dir holdfast"
@@ -24,11 +25,11 @@ def findings() -> list[Finding]:
     return [
         Finding(
             # A pid 1 that is there is the one that sessions start; without one they use Python's.
-            name="compiled parts", required=pid1.EXECUTABLE.exists() and not init_works, ok=whole,
+            name="compiled parts", required=init_is_there and not init_works, ok=whole,
             detail=f"{init}; {fork}",
             why="without pid 1 each session costs about 2 MiB more; without the thread-keeping fork, kernels that have "
             "started threads cannot be rolled back in memory (`unprotected`), and each takes about twice the memory",
-            remedy="" if whole else compile_them,
+            remedy="" if whole else "install Holdfast where this user can read it" if init == _SHUT else compile_them,
         ),
         Finding(
             name="C compiler", required=False, ok=True if compiler else None if whole else False,
@@ -39,15 +40,21 @@ def findings() -> list[Finding]:
     ]  # fmt: skip
 
 
-def _pid1() -> tuple[bool, str]:
-    """Without an argument it only complains, with status 2: enough to know that it is for this machine."""
-    if not pid1.EXECUTABLE.exists():
-        return False, "pid 1 runs in Python"
+def _pid1() -> tuple[bool, bool, str]:
+    """Whether it is there, whether it runs, and both in words.
+
+    Without an argument it only complains, with status 2: enough to know that it is for this machine.
+    """
     try:
+        pid1.EXECUTABLE.stat()
         runs = subprocess.run([pid1.EXECUTABLE], capture_output=True, timeout=5, check=False).returncode == 2
+    except FileNotFoundError:
+        return False, False, "pid 1 runs in Python"
+    except PermissionError:
+        return True, False, _SHUT
     except (OSError, subprocess.TimeoutExpired):
         runs = False
-    return runs, "pid 1 is compiled" if runs else "pid 1 does not run on this machine"
+    return True, runs, "pid 1 is compiled" if runs else "pid 1 does not run on this machine"
 
 
 def _snapshot() -> tuple[bool, str]:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.api import PROBLEM
-from holdfast.errors import HoldfastError, RateLimited, StateMoved, Unauthorized
+from holdfast.errors import DiskRefused, HoldfastError, RateLimited, StateMoved, Unauthorized, of_disk
 
 STATUSES = {
     "invalid_setting": 422,
@@ -36,19 +36,27 @@ STATUSES = {
     "keeper_lost": 503,
     "process_stuck": 503,
     "disk_limit": 507,
+    "journal_limit": 507,
     "session_closed": 410,
     "session_unknown": 404,
     "session_halted": 423,
     "disk_failed": 507,
+    "journal_lost": 503,
+    "files_lost": 423,
+    "keys_lost": 503,
+    "disk_full": 507,
+    "disk_read_only": 507,
     "internal": 500,
     "state_moved": 412,
     "key_reused": 422,
+    "key_mismatch": 409,
     "rehearsal_unavailable": 409,
     "ckpt_unknown": 404,
     "file_unknown": 404,
     "verify_failed": 409,
     "protected_path": 403,
     "undeclared_write": 409,
+    "patterns_too_costly": 422,
     "extra_missing": 501,
     "api_key_unknown": 404,
     "too_many_sessions": 429,
@@ -149,6 +157,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _response(told, error.headers or {})
 
 
+async def _on_os_error(request: Request, error: Exception) -> Response:
+    """A file of the home that could not be read or written where no caller of it said what that means."""
+    if (failure := of_disk(error)) is None:
+        raise error
+    trace = error if type(failure) is DiskRefused else None  # else the message says it all
+    _log.warning("%s %s: %s", request.method, request.url.path, failure.message, exc_info=trace)
+    return problem_response(failure)
+
+
 async def _on_incident(request: Request, error: Exception) -> Response:
     return incident_response(request.scope.setdefault("state", {}))
 
@@ -157,5 +174,6 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 HANDLERS: dict[type[Exception], Handler] = {
     HoldfastError: _on_failure,
     HTTPException: _on_http_exception,
+    OSError: _on_os_error,
     Exception: _on_incident,
 }

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from holdfast import api, verbs
-from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, RunAbandoned, ServerStopping
+from holdfast.errors import HoldfastError, InvalidSetting, RateLimited, RunAbandoned, ServerStopping, of_disk
 from holdfast.model import Displayed, DisplaysCleared, Event, Output, Run
 from holdfast.records import Lost, Planned, Settled
 from holdfast.requests import RunRequest, check_text, refuse_nonsense, weight
@@ -78,7 +78,11 @@ class LiveRun:
         except HoldfastError as error:
             self._refuse(error)
         except Exception as error:  # a mistake of ours ends this run, and nothing else
-            self._refuse_by_mistake(error)
+            failure = of_disk(error)
+            if failure is None:
+                self._refuse_by_mistake(error)
+            else:
+                self._refuse(failure)
         finally:
             self.session.books.watchers.remove(self._hear)
             self.begun.set()

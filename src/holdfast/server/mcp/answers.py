@@ -15,6 +15,7 @@ from holdfast.errors import HoldfastError, StateMoved
 from holdfast.model import Display, HistoryEntry, Name, Recovery, Run, RunError
 from holdfast.records import Change, FileEntry, RunCard
 from holdfast.server.mcp.files import Seen, advice
+from holdfast.visible import visible
 from holdfast.workfiles import Written
 
 _MOST_CHARACTERS = 20_000
@@ -123,14 +124,14 @@ def _outcome(run: Run) -> Iterator[str]:
 
 def _in_words(error: RunError, *, told_below: bool) -> Iterator[str]:
     if not told_below and not _has_traceback(error):
-        yield f"{error.name}: {error.message}"
+        yield f"{visible(error.name)}: {_clipped(error.message)}"
     if error.hint:
         yield f"hint: {error.hint}"
 
 
 def _remarks(run: Run) -> Iterator[str]:
-    yield from (f"check failed: {check.name}: {check.detail}" for check in run.checks if not check.ok)
-    yield from (f"note: {finding.message}" for finding in run.findings[:_MOST_ITEMS])
+    yield from (f"check failed: {visible(check.name)}: {visible(check.detail)}" for check in run.checks if not check.ok)
+    yield from (f"note: {visible(finding.message)}" for finding in run.findings[:_MOST_ITEMS])
     if run.saved:
         yield f"saved on the way: {_few(run.saved)}"
     if run.egress:
@@ -198,7 +199,9 @@ def _facts(run: Run) -> dict[str, Any]:
             "result": None if run.text is None else _clipped(run.text),
             "stdout": _clipped(run.stdout),
             "stderr": _clipped(run.stderr),
-            "error": run.error and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback)),
+            "exit_code": run.exit_code,
+            "next_input": run.next_input,
+            "error": run.error and _clipped_error(run.error),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
             "names_gone": run.names_gone[: _MOST_ITEMS * 10],
@@ -237,7 +240,7 @@ def of_standing(now: Standing) -> Answer:
         *([f"may reach: {_few(now.egress)}"] if now.egress else []),
         f"names: {_few(names) or 'none'}" if now.names is not None else "names: not known while a run is under way",
         f"files in /mnt/data: {_few(files) or 'none'}",
-        *(f"{entry.run} · {entry.status} · {entry.ckpt} · {entry.goal}" for entry in now.runs),
+        *(f"{entry.run} · {entry.status} · {entry.ckpt} · {visible(entry.goal)}" for entry in now.runs),
     ]
     most = _MOST_ITEMS * 10
     facts = {
@@ -259,6 +262,11 @@ def of_recovery(recovery: Recovery, codes: Mapping[str, str]) -> Answer:
     told = [f"Code of {run}:\n{_clipped(code)}" for run, code in codes.items()]
     facts = {**msgspec.structs.asdict(_latest(recovery)), "codes": {run: _clipped(code) for run, code in codes.items()}}
     return Answer(text="\n".join([recovery.text, *told]), facts=_plain(facts))
+
+
+def _clipped_error(error: RunError) -> RunError:
+    message, traceback = _clipped(error.message), _clipped(error.traceback)
+    return msgspec.structs.replace(error, message=message, traceback=traceback, blocks=[])
 
 
 def _latest(recovery: Recovery) -> Recovery:
@@ -368,7 +376,7 @@ def _plain(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _few(items: Sequence[str], *, most: int = _MOST_ITEMS) -> str:
-    shown = ", ".join(items[:most])
+    shown = ", ".join(visible(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
 
 

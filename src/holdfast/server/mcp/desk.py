@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from holdfast import cards, expectations
@@ -28,6 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.expectations import Declared
 from holdfast.model import Recovery, Run
+from holdfast.patterns import Files
 from holdfast.server.mcp import answers, tools
 from holdfast.server.mcp.answers import Answer, Standing
 from holdfast.server.mcp.files import look
@@ -40,6 +42,8 @@ Verb = Callable[[Transport], Awaitable[T]]
 
 _LATEST_RUNS = 10
 _MOST_CODES = 20
+_MANY_FILES = 1_000
+"""The event loop compares fewer with a pattern."""
 _STATE_IN_QUESTION = (StateMoved, SessionHalted, DiskFailed, DiskLimit, KernelStartFailed, ProcessStuck)
 """Errors after which a model has to know where the session stands."""
 _SESSION_GONE = (SessionClosed, SessionUnknown, ServerUnreachable)
@@ -241,7 +245,7 @@ async def _on_files(reached: Transport, call: Any) -> Answer:
             files = await reached.files()
             if call.pattern:
                 (pattern,) = expectations.inputs([call.pattern])
-                wanted = set(expectations.matching(pattern, [file.path for file in files]))
+                wanted = set(await _meant_by(pattern, [file.path for file in files]))
                 files = [file for file in files if file.path in wanted]
             return answers.of_files(files, limit=call.limit, ckpt=reached.ckpt)
         case tools.ReadFile():
@@ -252,6 +256,12 @@ async def _on_files(reached: Transport, call: Any) -> Answer:
             return answers.of_written(await reached.restore(call.ckpt))
         case _:
             raise TypeError(f"{type(call).__name__} is no tool")
+
+
+async def _meant_by(pattern: str, files: list[str]) -> list[str]:
+    if len(files) > _MANY_FILES:
+        return await anyio.to_thread.run_sync(lambda: Files(files).meant_by(pattern))
+    return Files(files).meant_by(pattern)
 
 
 async def _recovery(seat: Seat) -> Recovery | None:

@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.server.mcp import answers, tools
 from holdfast.server.mcp.answers import Answer
 from holdfast.server.mcp.progress import Progress
+from holdfast.visible import visible_lines
 
 Context = ServerRequestContext[dict[str, Any]]
 Attend = Callable[[Context, tools.Call, Progress | None], Awaitable[Answer]]
@@ -65,5 +66,5 @@ def _encoded(answer: Answer) -> CallToolResult:
     content += [
         ImageContent(data=base64.b64encode(figure.data).decode(), mime_type=figure.kind) for figure in answer.figures
     ]
-    content.append(TextContent(text=answer.text))
+    content.append(TextContent(text=visible_lines(answer.text)))
     return CallToolResult(content=content, structured_content=answer.facts, is_error=answer.refused)
