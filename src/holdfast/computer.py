@@ -20,7 +20,7 @@ from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, ProcessStuck
 from holdfast.executions import Aftermath, Execution, Gauges, gauge
-from holdfast.guards import DiskGuard, MemoryWatchdog
+from holdfast.guards import DiskGuard, MemoryWatchdog, is_full
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Ask, Conduct, Emit, Meanwhile, nothing
@@ -241,6 +241,13 @@ class Computer:
         with suppress(OSError):
             self.look_around()
         return True
+
+    def has_full_shm(self) -> bool:
+        """Whether /dev/shm is full, which is the session's own memory: code meets that in the words of a full disk."""
+        assert self.now is not None
+        with suppress(OSError):  # the kernel died, or this user may not look there
+            return is_full(f"/proc/{self.now.kernel.pid}/root/dev/shm")
+        return False
 
     def next_turn(self) -> int:
         """Requests are numbered, so that a belated reply ends no other."""
