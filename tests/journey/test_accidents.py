@@ -575,3 +575,17 @@ def test_no_pair_of_deletions_has_a_start_delete_what_is_left(
         asyncio.run(accept_loss(Settings(home=home)))
         assert opened(home) == "", pair
         assert committed(home) == left, pair
+
+
+def test_a_server_that_is_started_on_demand_says_why_it_is_not(
+    home: Path, lean: Path, stopped: Callable[..., str]
+) -> None:
+    stopped()
+    delete_journal(home)
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "repl", "--home", home], input="1\n", capture_output=True, text=True
+    )
+    assert refused.returncode == 3
+    assert "[journal_lost]" in refused.stderr
+    assert f"holdfast accept-loss --home {home}" in refused.stderr
