@@ -91,7 +91,7 @@ class Service:
             await self._refuse_if_too_many(owner, at_most)
             environment = await self._environment(env, report)
             kind = _Kind(environment, limits, past_proxy(allowed))
-            session = self._spares.pop(kind, None) or await self._start_session(kind)
+            session = await self._take_spare(kind) or await self._start_session(kind)
             self._sessions[session.id] = session
         finally:
             self._coming[owner] -= 1
@@ -209,6 +209,15 @@ class Service:
         """Have the next session ready before it is asked for, started while the caller is busy with this one."""
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._start_spare(kind))
+
+    async def _take_spare(self, kind: "_Kind") -> LiveSession | None:
+        """The session that is ready, unless its directory went since: a disk may have been unmounted."""
+        spare = self._spares.pop(kind, None)
+        if spare is None or not spare.workspace.is_gone():
+            return spare
+        with suppress(DiskFailed):
+            await spare.close()
+        return None
 
     async def _start_spare(self, kind: "_Kind") -> None:
         await anyio.sleep(_SPARE_DELAY_S)

@@ -861,6 +861,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_in_the_way_of_the_next(
     (lambda data: (data / "a.csv").chmod(0o755), "file a.csv has the mode 0755, its receipt says 0644"),
     (lambda data: (data / "a.csv").chmod(0o4644), "file a.csv has the mode 4644, its receipt says 0644"),
     (lambda data: (data / "dir").chmod(0o777), "directory dir has the mode 0777"),
+    (lambda data: data.chmod(0o777), "directory . has the mode 0777"),
 ])  # fmt: skip
 def test_what_was_added_to_an_export_is_named(exported: Path, add: Callable[[Path], object], named: str) -> None:
     add(exported / "files")
@@ -918,7 +919,7 @@ def test_verify_tells_the_problem_and_exits_with_1(told: Author, capsys: pytest.
     (told.data / "\x1b]0;evil\x07").touch()
 
     assert check_session(SESSION, home=told.home, public_key=None, as_json=False) == 1
-    assert "WRONG: session 3f9a01bc77: file ␛]0;evil␇ is in no manifest" in capsys.readouterr().out
+    assert "WRONG: session 3f9a01bc77: file \\x1b]0;evil\\x07 is in no manifest" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["nosuch", "/no/such/directory", "../x"])
