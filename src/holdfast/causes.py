@@ -15,6 +15,8 @@ from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
 _SHORT, _MOST_NAME = 2_000, 200
+_MOST_TEXT = wire.MAX_TEXT + 200
+"""An honest guest cuts first, and then says which cell of a notebook it was."""
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
@@ -113,9 +115,9 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
     return msgspec.structs.replace(
         raised,
         name=raised.name[:_MOST_NAME],
-        message=wire.cut_end(raised.message),
-        traceback=wire.cut_middle(raised.traceback),
-        blocks=raised.blocks if len(raised.traceback) <= wire.MAX_TEXT else [],
+        message=wire.cut_end(raised.message, _MOST_TEXT),
+        traceback=wire.cut_middle(raised.traceback, _MOST_TEXT),
+        blocks=raised.blocks if len(raised.traceback) <= _MOST_TEXT else [],
         hint=raised.hint[:_SHORT],
     )
 
