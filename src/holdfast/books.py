@@ -3,6 +3,7 @@
 All that ends a run goes through `settle` (in `settling`); what is here keeps the state that it leads to.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,11 +24,13 @@ from holdfast.resources.workspace import Workspace
 from holdfast.signing import SigningKey
 from holdfast.state import State, forgotten, with_names
 from holdfast.store.connection import SyncFailed
-from holdfast.store.rows import AnyWrite, Append, PutLost, PutNames, PutSession, SessionRow
+from holdfast.store.rows import AnyWrite, Append, DropSession, PutLost, PutNames, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 
 T = TypeVar("T")
 Watcher = Callable[[Planned | Settled | Lost], None]
+_log = logging.getLogger("holdfast.home")
+_MOST_NAMED = 100
 _MANY = 1_000
 """Files or changes; the event loop goes through fewer of them in about a millisecond."""
 _LOOKED_BACK = 50
@@ -69,6 +72,8 @@ class Books:
         self.halted: str = row.halted
         self.stopped: HoldfastError | None = None
         """Why nothing runs here until the session is opened again; or, if the disk was full, until it is not."""
+        self.missing: list[str] = []
+        """Committed files that were deleted on the host before the session was resumed: its next run names them."""
         self.watchers: list[Watcher] = []
         """Whoever wants to know of each run that begins, each that is settled, and each loss of memory."""
 
@@ -91,6 +96,7 @@ class Books:
 
         row: SessionRow | None = await self.journal.read(lambda store: store.session(self.session))
         self.row = row or self.row
+        self.journal.count_from(self.session, self.row.journal_bytes)
         self.state, self.losses, self.open = await self.journal.read(read)
         self.files_version = await self.journal.read(lambda store: versions.last_changed(store, self.session))
         self.recent, self.oldest, self.manifests = await self.journal.read(self._walk_back)
@@ -142,6 +148,20 @@ class Books:
         for lost in unwritten[len(self.losses) :]:
             self._raise_generation(lost)
 
+    async def find_missing(self) -> None:
+        """Look for all committed files: what nobody reads would be missed in silence."""
+        self.missing = await anyio.to_thread.run_sync(lambda: self.workspace.intact.missing(self.state.files))
+        if self.missing:
+            _log.warning(
+                "session %s: %d committed files are gone, the first is %s; `holdfast verify %s` says more",
+                self.session, len(self.missing), self.missing[0], self.session,
+            )  # fmt: skip
+
+    def take_missing(self) -> list[str]:
+        """Once; the names of some, if there are many."""
+        missing, self.missing = self.missing, []
+        return missing[:_MOST_NAMED]
+
     def note(self, *records: AnyRecord) -> list[Append]:
         """Remember records of this process's own runs; returns what writes them."""
         for record in records:
@@ -164,7 +184,7 @@ class Books:
     def row_for(self, state: State) -> SessionRow:
         return msgspec.structs.replace(
             self.row, generation=state.generation, version=state.version, ckpt=str(state.ckpt()), head=state.head,
-            receipts=state.receipts, halted=self.halted,
+            receipts=state.receipts, halted=self.halted, journal_bytes=self.journal.kept_bytes(self.session),
         )  # fmt: skip
 
     def register(self) -> None:
@@ -254,6 +274,14 @@ class Books:
                 hint=f"`holdfast verify {self.session}` names what is wrong; its files are as they are",
             )
 
+    def why_full(self, limits: Limits) -> str:
+        """Whether the journal holds as much of this session as it may, in words; empty: it does not. A user's own
+        directory is his to fill."""
+        held, limit = self.journal.kept_bytes(self.session), limits.journal_bytes
+        if held <= limit or self.workspace.shared is not None:
+            return ""
+        return f"the journal holds {held >> 20:,} MiB of this session's runs, and its limit is {limit >> 20:,} MiB"
+
     async def read(self, query: Callable[[Store], T]) -> T:
         return await self.journal.read(query)
 
@@ -270,6 +298,13 @@ class Books:
         except SessionHalted as error:
             self.halt(error)
             raise
+
+
+async def delete(journal: Journal, workspace: Workspace) -> None:
+    """Delete a session: its files first, which may make the room that the journal needs."""
+    await anyio.to_thread.run_sync(workspace.remove)
+    await journal.append(DropSession(session=workspace.path.name))
+    await anyio.to_thread.run_sync(workspace.forget_removal)
 
 
 def is_code_committed(records: Sequence[AnyRecord]) -> bool:

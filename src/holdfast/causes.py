@@ -14,7 +14,7 @@ from holdfast.kernel.outcomes import Outcome
 from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
-_SHORT, _MOST_NAME, _MOST_TEXT = 2_000, 200, 100_000
+_SHORT, _MOST_NAME = 2_000, 200
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
@@ -112,9 +112,9 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
     return msgspec.structs.replace(
         raised,
         name=raised.name[:_MOST_NAME],
-        message=raised.message[:_MOST_TEXT],
-        traceback=raised.traceback[-_MOST_TEXT:],
-        blocks=raised.blocks if len(raised.traceback) <= _MOST_TEXT else [],
+        message=wire.cut_end(raised.message),
+        traceback=wire.cut_middle(raised.traceback),
+        blocks=raised.blocks if len(raised.traceback) <= wire.MAX_TEXT else [],
         hint=raised.hint[:_SHORT],
     )
 

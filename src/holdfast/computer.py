@@ -30,6 +30,7 @@ from holdfast.kernel.saves import OnSave
 from holdfast.kernel.stops import IsFollowed, Stops, never
 from holdfast.model import MemoryCap
 from holdfast.nodes.local import Ids, Incarnation, LocalNode
+from holdfast.pace import Pace
 from holdfast.resources.memory import Protection, names_of
 from holdfast.resources.publish import discard
 from holdfast.resources.staging import Staging
@@ -58,6 +59,7 @@ class Computer:
         self.ids = ids
         self.limits = limits
         self.workspace = workspace
+        self._pace = Pace()
         self.way = WayOut(past_proxy)
         self.staging = Staging(workspace)
         self.now: Incarnation | None = None
@@ -152,7 +154,9 @@ class Computer:
         output = RunOutput(
             self.workspace.logs, run_id, output_bytes=self.limits.output_bytes, log_bytes=self.limits.log_bytes
         )
-        conduct = Conduct(self.kernel, output, self.limits, run=run_id, emit=emit, ask=ask, on_save=on_save)
+        conduct = Conduct(
+            self.kernel, output, self.limits, run=run_id, pace=self._pace, emit=emit, ask=ask, on_save=on_save
+        )
         async with self._way_out(departures):
             return await self._carry_out(conduct, request, timeout_s=timeout_s, meanwhile=meanwhile, then=is_followed)
 
@@ -255,6 +259,9 @@ class Computer:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()
+            if self.memory_cap == "cgroup":  # to add it up from its processes takes milliseconds
+                with suppress(OSError):
+                    self.now.show_memory()
             if not self.now.kernel.is_lost():
                 self._seen_alive = time.time()
 
@@ -394,7 +401,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

@@ -24,6 +24,7 @@ from holdfast.executions import Execution
 from holdfast.faults import crashpoint
 from holdfast.model import RunError
 from holdfast.notes import Notes
+from holdfast.pace import Pace
 from holdfast.records import Sent, Unsent
 
 MOST_SENT = 1_000
@@ -136,6 +137,7 @@ class WayOut:
     """One session's: whom it may reach, and that it does so while a run goes on and at no other time."""
 
     def __init__(self, past_proxy: tuple[str, ...] | None) -> None:
+        self._pace = Pace()
         self.past_proxy = past_proxy
         """Kernels have a listener for our proxy, which these names go past; None: they have none."""
         self.allowed = NOBODY
@@ -150,7 +152,7 @@ class WayOut:
         departures.is_way_there = True
         proxy = Proxy(
             self.allowed, note=departures.note, withdraw=departures.withdraw, resolve=self._resolve,
-            withheld=departures.withheld,
+            pace=self._pace, withheld=departures.withheld,
         )  # fmt: skip
         serving = asyncio.create_task(proxy.serve(listener))
         log = Log(departures.run)

@@ -14,13 +14,17 @@
     ├── KeeperLost               the process below which all sessions run has ended, and no other came up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
+    ├── JournalLimit             what is written down of a session's runs is more than it may be
     ├── SessionClosed            the session is not open, or not any more
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
     ├── DiskFailed               a write could not be made durable
-    │   └── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
-    │       ├── DiskFull         the disk has no room
-    │       └── DiskReadOnly     the disk is read-only
+    │   ├── DiskRefused          the disk refused a step as a whole: nothing is in doubt, it may be tried again
+    │   │   ├── DiskFull         the disk has no room
+    │   │   ├── DiskReadOnly     the disk is read-only
+    │   │   └── FilesLost        the files of a session are not there, and nobody deleted the session
+    │   └── JournalLost          the journal was deleted, replaced or set back
+    ├── KeysLost                 the key that signs receipts is gone, damaged or another
     ├── InternalFault            a mistake of this package
     ├── StateMoved               the session is not where the caller thinks it is
     ├── KeyReused                an idempotency key came with another request
@@ -156,6 +160,15 @@ class DiskLimit(HoldfastError):
     code = "disk_limit"
 
 
+class JournalLimit(HoldfastError):
+    """The journal holds as much of the session's runs as it may: code, answers, receipts.
+
+    Nothing ran, and the key is not used. Files and history can still be read.
+    """
+
+    code = "journal_limit"
+
+
 class SessionClosed(HoldfastError):
     """The session is not open: not yet, or not any more. Its files are gone, unless it was kept: then `resume=`."""
 
@@ -195,6 +208,24 @@ class DiskReadOnly(DiskRefused):
     """The disk of the home is mounted read-only; Linux does that by itself to a file system that is damaged."""
 
     code = "disk_read_only"
+
+
+class JournalLost(DiskFailed):
+    """The journal is not the file that it was, or lacks commits that were acknowledged. No run is acknowledged."""
+
+    code = "journal_lost"
+
+
+class FilesLost(DiskRefused):
+    """Files of a session are gone from the home, and nobody deleted the session. Nothing runs before they are back."""
+
+    code = "files_lost"
+
+
+class KeysLost(HoldfastError):
+    """The key that signed the receipts of this home is not there. No other is made unless the user asks for it."""
+
+    code = "keys_lost"
 
 
 class InternalFault(HoldfastError):

@@ -4,6 +4,7 @@
       receipts/000001.json …      the envelopes, one a file
       manifest-sha256.txt         of the last version: `cd files && sha256sum -c ../manifest-sha256.txt`
       public-key.pem
+      key-chain.json              the keys before that one, if there were any, and that each names the one before it
       files/                      the regular files of the last version
 
 An export needs no home, no journal and no Holdfast to be looked at: envelopes are DSSE, the manifest is sha256sum's.
@@ -24,6 +25,7 @@ from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 
 KEY_NAME = "public-key.pem"
+CHAIN_NAME = "key-chain.json"
 RECEIPTS_NAME, FILES_NAME = "receipts", "files"
 _RECEIPT_NAME = re.compile(r"([0-9]{6,})\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -74,7 +76,7 @@ def from_home(
     directory = home / "sessions" / session
     texts = sorted(path for path in _listed(directory / "manifests") if _DIGEST.fullmatch(path.name))
     return Evidence(
-        public=public or read_key(home / "keys" / signing.PUBLIC),
+        public=public or signing.key_of_home(home),
         receipts=_from_store(store, session),
         manifests=[(path.name, path) for path in texts],
         files=shared or directory / "files" / "data",
@@ -89,7 +91,7 @@ def from_directory(path: Path, *, public: PublicKey | None = None) -> Evidence:
     if not (path / RECEIPTS_NAME).is_dir():
         raise InvalidSetting(f"{path} is no exported session", hint="`holdfast export SESSION DIR` makes one")
     return Evidence(
-        public=public or read_key(path / KEY_NAME),
+        public=(public or read_key(path / KEY_NAME)).within(signing.read_links(path / CHAIN_NAME)),
         receipts=_from_files(path / RECEIPTS_NAME),
         manifests=[("", path / MANIFEST_NAME)],
         files=path / FILES_NAME,

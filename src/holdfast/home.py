@@ -1,11 +1,14 @@
 """The home directory, and that it has one owner.
 
-    lock        held by flock for as long as the owner lives; its text names the owner
+    lock        its text names the owner
     epoch       counts owners: what a former one left behind carries a lower number
-    id          names this home towards the outside (cgroups), for ever
+    id          names this home towards the outside (cgroups)
+    place       which directory has that id: a copy takes another (`identity`)
     journal.sqlite3   every run of every session
+    journal.seen      how far the journal was when it was written last (`store.accidents`)
     keys/       what receipts are signed with, and the hashes of API keys; no guest ever sees it
     sessions/   one directory per session
+    lost+found/ what was found and belongs to no session that the journal knows
     envs/       the guests' environments
     logs/       what zygotes printed, and what the server said
     socket      where the home's server listens, if it has one
@@ -20,40 +23,49 @@ A directory of the user's that jobs run in (`acquire_shared`) has a small home o
 journal and the sessions' directories; keys and environments stay in the user's home. It may have come with the
 directory, from anybody: nothing in it is believed before its mark is, and no link in it is followed.
 
-Whoever holds the lock may sweep: no live owner holds what is there. The lock falls with the owner, also by SIGKILL.
+The lock is the directory's own (flock): the file `lock` can be deleted, and only keeps out earlier versions. Whoever
+holds the lock may sweep: no live owner holds what is there. The lock falls with the owner, also by SIGKILL.
 """
 
 import errno
 import fcntl
+import logging
 import os
 import pwd
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from holdfast import durable, marks
-from holdfast.errors import HomeBusy, InvalidSetting, SessionUnknown
+from holdfast.errors import HoldfastError, HomeBusy, InvalidSetting, SessionUnknown
+from holdfast.identity import Identity, identity_of
 from holdfast.resources import descent
 from holdfast.resources.workspace import Workspace, refuse_foreign
 from holdfast.signing import SigningKey
+from holdfast.store.sqlite import Store
 
 JOURNAL = "journal.sqlite3"
 SOCKET = "socket"
 HIDDEN = os.fsdecode(descent.HIDDEN)
 _SHARED_DIRECTORIES = ("sessions", "logs", "root")
 _DIRECTORIES = (*_SHARED_DIRECTORIES, "envs")
+_log = logging.getLogger("holdfast.home")
 _ID = re.compile(r"[0-9a-f]{8}")
 _SESSION_ID = re.compile(r"[0-9a-f]{10}")
+PLACE = "place"
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHER_HOME = "end that process, or use another home: HOLDFAST_HOME=… or home=…"
 
 
 class Home:
     """An owned home. `release` gives it up."""
 
-    def __init__(self, path: Path, lock_fd: int, *, shared: Path | None = None, parent: Path | None = None) -> None:
+    def __init__(self, path: Path, locks: list[int], *, shared: Path | None = None, parent: Path | None = None) -> None:
         self.path = path
         self.shared = shared
         """The directory of the user's that is the sessions' /mnt/data; None: each has one of its own."""
@@ -61,8 +73,10 @@ class Home:
         """Which directory that was when we came to own it: whatever is found there later must be the same."""
         self.parent = parent or path
         """Where keys and environments are."""
-        self._lock_fd = lock_fd
+        self._locks = locks
         durable.sweep(path)
+        if shared is None:  # in a directory of the user's the mark tells a copy, and refuses it
+            _take_new_id_if_copied(path, locks[0])
         self.id = _id_of(path)
         self.epoch = _count(path / "epoch") + 1
         _replace(path / "epoch", str(self.epoch))
@@ -99,9 +113,8 @@ class Home:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def is_session_id(text: str) -> bool:
@@ -119,8 +132,8 @@ def acquire(path: Path) -> Home:
         path.mkdir(parents=True, exist_ok=True, mode=0o755)
         for name in _DIRECTORIES:
             (path / name).mkdir(exist_ok=True, mode=0o755)
-        with _owned(path, hint=_OTHER_HOME) as lock:
-            return Home(path, lock)
+        with _owned(path, hint=_OTHER_HOME) as locks:
+            return Home(path, locks)
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
@@ -135,9 +148,9 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         refuse_foreign(path)
-        with _owned(path, hint="wait for it, or end that process") as lock:
+        with _owned(path, hint="wait for it, or end that process") as locks:
             _make_or_believe(path, key)
-            return Home(path, lock, shared=directory, parent=parent)
+            return Home(path, locks, shared=directory, parent=parent)
     except OSError as error:
         raise InvalidSetting(
             f"{path} cannot be written: {error.strerror}",
@@ -148,11 +161,22 @@ def acquire_shared(directory: Path, parent: Path) -> Home:
 def signing_key(home: Path) -> SigningKey:
     """Of the user's home, which nobody may have had to write to before."""
     try:
-        return SigningKey.load_or_create(home / "keys")
+        return SigningKey.load_or_create(home / "keys", has_signed=lambda: _has_receipts(home / JOURNAL))
     except OSError as error:
         raise InvalidSetting(
             f"{home} cannot be a home: {error.strerror}", hint="name another: HOLDFAST_HOME or home="
         ) from error
+
+
+def _has_receipts(journal: Path) -> bool:
+    """Whether a key of this home signed anything. A journal that cannot be read may have what was signed."""
+    try:
+        with closing(Store(journal, read_only=True)) as store:
+            return any(row.receipts for row in store.sessions())
+    except InvalidSetting:
+        return False
+    except HoldfastError:
+        return True
 
 
 def _make_or_believe(path: Path, key: SigningKey) -> None:
@@ -205,26 +229,31 @@ def _users_homes() -> set[Path]:
 
 
 @contextmanager
-def _owned(path: Path, *, hint: str) -> Iterator[int]:
-    """The lock, held; given up again if what is done with it fails."""
-    lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+def _owned(path: Path, *, hint: str) -> Iterator[list[int]]:
+    """The locks, held; given up again if what is done with them fails."""
+    locks = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
-        _lock(lock_fd, path, hint=hint)
-        yield lock_fd
+        _lock(locks[0], path, hint=hint)
+        locks.append(os.open(path / "lock", _LOCK_FILE, 0o600))
+        _refuse_other_names(locks[1])
+        _lock(locks[1], path, hint=hint)
+        os.ftruncate(locks[1], 0)
+        os.pwrite(locks[1], f"process {os.getpid()}\n".encode(), 0)
+        yield locks
     except BaseException:
-        os.close(lock_fd)
+        for lock in locks:
+            os.close(lock)
         raise
 
 
-def _lock(lock_fd: int, path: Path, *, hint: str) -> None:
-    _refuse_other_names(lock_fd)
+def _lock(lock: int, path: Path, *, hint: str) -> None:
     try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.pread(lock_fd, 64, 0).decode(errors="replace").strip() or "another process"
-        raise HomeBusy(f"{path} is in use by {owner}", hint=hint) from None
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"process {os.getpid()}\n".encode(), 0)
+        owner = ""
+        with suppress(OSError):
+            owner = _read(path / "lock").strip()
+        raise HomeBusy(f"{path} is in use by {owner or 'another process'}", hint=hint) from None
 
 
 def _refuse_other_names(file: int) -> None:
@@ -232,6 +261,25 @@ def _refuse_other_names(file: int) -> None:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         raise FileExistsError(errno.EEXIST, "its lock is something else")
+
+
+def _take_new_id_if_copied(path: Path, directory: int) -> None:
+    """Two homes with one id would share cgroups, and the start of one would end what runs in the other."""
+    now, noted = identity_of(directory), _noted_place(path)
+    if noted == now:
+        return
+    if noted is not None and not noted.is_same(now) and (path / "id").exists():
+        _replace(path / "id", secrets.token_hex(4))
+        _log.warning("%s is a copy, or was moved to another disk: it has a new id now", path)
+    durable.write_file(path / PLACE, msgspec.json.encode(now), mode=0o644)
+
+
+def _noted_place(path: Path) -> Identity | None:
+    """None: an earlier version had the home, or a power cut left nothing of it."""
+    try:
+        return msgspec.json.decode(_read(path / PLACE), type=Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _id_of(path: Path) -> str:

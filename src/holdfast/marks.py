@@ -10,16 +10,15 @@ with a mark, which is a signature by the home's key over
 Moved within a file system it stays marked. A copy is not: its mark is another file, and it may have been changed.
 """
 
-import ctypes
 import errno
 import os
 import shlex
 import stat
-import struct
 from pathlib import Path
 
 from holdfast import durable
 from holdfast.errors import NotOurs
+from holdfast.identity import born_ns
 from holdfast.signing import SigningKey
 
 NAME = "mark"
@@ -30,9 +29,6 @@ _FIRST = frozenset({"lock", ".gitignore", "id"})
 _LONGEST_BYTES = 1024
 _NO_MARK = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, None)
 """There is none, or it is no file."""
-_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
-_STATX_BYTES, _MASK_AT, _BTIME_AT = 256, 0, 80
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_new(directory: Path, journal: str) -> bool:
@@ -65,9 +61,10 @@ def refuse_unmarked(directory: Path, own_id: str, journal: str, key: SigningKey)
         place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with durable.closing_fd(place), durable.closing_fd(os.open(NAME, _FILE, dir_fd=place)) as mark:
             signer, _, signature = os.read(mark, _LONGEST_BYTES).decode(errors="replace").strip().partition(" ")
-            if signer != key.key_id:
+            public = next((each for each in key.public.accepted if each.key_id == signer), None)
+            if public is None:
                 raise _not_ours(directory, "another home, or another key of yours, made it")
-            if key.public.verifies(_from_hex(signature), _signed(own_id, mark, place, journal)):
+            if public.verifies(_from_hex(signature), _signed(own_id, mark, place, journal)):
                 return
             raise _not_ours(directory, "it is a copy, or something was put in its place")
     except OSError as error:
@@ -95,17 +92,8 @@ def _identity(file: int) -> str:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"inode {status.st_ino} is no file")
-    born = _born_ns(file)
+    born = born_ns(file)
     return f"inode {status.st_ino} " + (f"born {born}" if born else f"device {status.st_dev}")
-
-
-def _born_ns(file: int) -> int:
-    found = ctypes.create_string_buffer(_STATX_BYTES)
-    if _libc.statx(file, b"", _AT_EMPTY_PATH, _STATX_BTIME, found) != 0:
-        return 0
-    (mask,) = struct.unpack_from("=I", found, _MASK_AT)
-    seconds, nanoseconds = struct.unpack_from("=qI", found, _BTIME_AT)
-    return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else 0
 
 
 def _from_hex(text: str) -> bytes:

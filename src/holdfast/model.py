@@ -52,6 +52,8 @@ class Display(Noun, frozen=True):
     data: dict[str, Content]
     metadata: dict[str, Any] = {}
     display_id: str | None = None
+    objects: list[str] = []
+    """Types in `data` whose text is JSON because code gave an object, also if the type's name does not say so."""
 
 
 class Stray(Noun, frozen=True):

@@ -2,21 +2,25 @@
 
 1. The lock is ours: whatever is there belongs to an owner that is gone.
 2. What still runs of it is killed (`strays.sweep`).
-3. What it left unsettled is settled, by the journal alone; what it left behind is removed.
+3. What it left unsettled is settled, by the journal alone; what it left behind is removed. A journal that lost commits
+   settles nothing: the home is not served until the user says so (`accept_loss`).
 4. The keeper starts.
 """
 
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
-from holdfast import durable, strays, underway
-from holdfast.books import Books
+from holdfast import durable, evidence, strays, underway, verify
+from holdfast.books import Books, delete
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, SandboxUnavailable
+from holdfast.errors import DiskFailed, FilesLost, HoldfastError, JournalLost, SandboxUnavailable, SessionHalted
 from holdfast.home import Home, acquire, acquire_shared, is_session_id, signing_key
 from holdfast.journal import Journal
 from holdfast.nodes.local import LocalNode
@@ -28,11 +32,14 @@ from holdfast.sandbox import cgroups
 from holdfast.service import Service
 from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
-from holdfast.store.rows import DropSession
+from holdfast.store import accidents
+from holdfast.store.rows import DropSession, PutSession, SessionRow
 from holdfast.store.sqlite import Store
 from holdfast.verify import missing_manifests
 
 _log = logging.getLogger("holdfast.home")
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 async def open_service(settings: Settings) -> Service:
@@ -43,7 +50,7 @@ async def open_service(settings: Settings) -> Service:
         tree = cgroups.find(home.id, memory_cap=settings.memory_cap)
         await strays.sweep(tree)
         key = await anyio.to_thread.run_sync(signing_key, home.parent)
-        journal = Journal(home.journal)
+        journal = await anyio.to_thread.run_sync(_open_journal, home)
         await _settle_all(home, journal, key)
         node = LocalNode(home, tree)
         await node.start()
@@ -88,7 +95,7 @@ async def _settling(settings: Settings) -> AsyncIterator[tuple[Home, Journal, Si
             await strays.sweep(tree)
             await anyio.to_thread.run_sync(tree.remove)
         key = await anyio.to_thread.run_sync(signing_key, home.parent)
-        async with _journal(home) as journal:
+        async with _closing(await anyio.to_thread.run_sync(_open_journal, home)) as journal:
             yield home, journal, key
 
 
@@ -103,9 +110,55 @@ def _end_of(store: Store, session: str, run: str) -> str:
 async def drop_kept(settings: Settings, session_id: str) -> None:
     """Delete a kept session's files and books where nobody owns the home; nothing else is touched."""
     with _owned(settings) as home:
-        async with _journal(home) as journal:
-            await anyio.to_thread.run_sync(home.workspace(session_id).remove)
-            await journal.append(DropSession(session=session_id))
+        async with _closing(await anyio.to_thread.run_sync(_open_journal, home)) as journal:
+            await delete(journal, home.workspace(session_id))
+
+
+async def accept_loss(settings: Settings) -> list[str]:
+    """Go on with a home whose journal is lost, with what is there. Returns what was done, in sentences. No file of a
+    session is removed: sessions that the journal does not know are in `lost+found`, and one that is not what its
+    receipts say is stopped."""
+    with _owned(settings) as home:
+        key = await anyio.to_thread.run_sync(signing_key, home.parent)
+        told = await anyio.to_thread.run_sync(_accept_journal, home)
+        async with _closing(Journal(home.journal)) as journal:
+            rows = await journal.read(lambda store: store.sessions())
+            problems = await journal.read(lambda store: _problems(store, home, key, rows if told else []))
+            for row, problem in problems:
+                halted = msgspec.structs.replace(row, halted=f"the journal had lost commits: {problem}")
+                await journal.append(PutSession(session=row.id, row=halted))
+                told.append(f"session {row.id} is stopped: {problem}. Its files are as they were")
+            return told + await anyio.to_thread.run_sync(_sweep, home, {row.id for row in rows})
+
+
+def _accept_journal(home: Home) -> list[str]:
+    """The journal that is there from now on counts; one that cannot be read is set aside, and another begins."""
+    why = _what_is_lost(home)
+    if not why:
+        return []
+    accidents.seen_path(home.journal).unlink(missing_ok=True)
+    if home.journal.exists() and not _what_is_lost(home):
+        return [f"{why}. It counts as it is, from now on"]
+    for file in accidents.files_of(home.journal):
+        if file.exists():
+            _set_aside(home, file)
+    return [f"{why}. A new one begins"]
+
+
+def _what_is_lost(home: Home) -> str:
+    try:
+        _refuse_younger_journal(home)
+        Store(home.journal).close()
+    except (JournalLost, SessionHalted) as error:
+        return error.message.removesuffix(accidents.UNCHANGED)
+    return ""
+
+
+def _problems(store: Store, home: Home, key: SigningKey, rows: list[SessionRow]) -> list[tuple[SessionRow, str]]:
+    """Sessions that are not what their receipts say, and the first thing that is wrong of each."""
+    looked_at = [row for row in rows if not row.halted and not home.workspace(row.id).is_gone()]
+    reports = [verify.check(evidence.from_home(store, row.id, home.path, public=key.public)) for row in looked_at]
+    return [(row, report.problem) for row, report in zip(looked_at, reports, strict=True) if not report.ok]
 
 
 @contextmanager
@@ -122,21 +175,44 @@ def _acquire(settings: Settings) -> Home:
 
 
 @asynccontextmanager
-async def _journal(home: Home) -> AsyncIterator[Journal]:
-    journal = Journal(home.journal)
+async def _closing(journal: Journal) -> AsyncIterator[Journal]:
     try:
         yield journal
     finally:
         await journal.close()
 
 
+def _open_journal(home: Home) -> Journal:
+    """Raises JournalLost where it is not what this home acknowledged. Nothing is changed then."""
+    _refuse_younger_journal(home)
+    try:
+        return Journal(home.journal)
+    except SessionHalted as error:
+        raise accidents.lost(home.journal, error.message) from error
+
+
+def _refuse_younger_journal(home: Home) -> None:
+    """Sessions cannot be older than the journal: it was there when the first of them began."""
+    if not home.journal.exists() or not home.journal.stat().st_size:
+        accidents.refuse_if_gone(home.journal)
+        kept = [path.name for path in home.sessions.iterdir() if _has_content(home, path.name)]
+        if kept:
+            raise accidents.lost(home.journal, f"it is not there, and {len(kept)} sessions are ({', '.join(kept[:5])})")
+
+
+def _has_content(home: Home, name: str) -> bool:
+    return is_session_id(name) and home.workspace(name).has_content()
+
+
 async def _settle_all(home: Home, journal: Journal, key: SigningKey, *, say: bool = True) -> None:
     """We hold the lock, so whatever is here belongs to an owner that is gone: nothing of it runs any more."""
     known = {row.id: row for row in await journal.read(lambda store: store.sessions())}
-    for session, row in known.items():
+    for session, row in list(known.items()):
         workspace = home.workspace(session)
-        if workspace.is_gone():  # its owner was killed while it deleted the session
-            journal.append_nowait(DropSession(session=session))
+        if workspace.is_removed():  # its owner was killed while it deleted the session
+            with suppress(DiskFailed):  # there is no room for it: the next start writes it down
+                await journal.append(DropSession(session=session))
+                del known[session]
         elif not row.halted:
             await _settle_session(Books(journal, key, workspace, row=row))
         if say and (lost := await journal.read(partial(_lost, home, session))):
@@ -161,9 +237,12 @@ async def _settle_session(books: Books) -> None:
     except OSError:
         return
     try:
+        await anyio.to_thread.run_sync(books.workspace.mend)
         await books.load()
         await settle_open(books)
         await anyio.to_thread.run_sync(_clear_up, books)
+    except FilesLost as error:  # they may come back, with a backup or a disk; who resumes the session is told
+        _log.warning("%s", error)
     except HoldfastError as error:
         books.halt(error)
         await books.journal.wait_written(books.session)
@@ -178,12 +257,35 @@ def _clear_up(books: Books) -> None:
     books.workspace.sweep()
 
 
-def _sweep(home: Home, known: set[str]) -> None:
-    """Sessions that never got as far as a record, what is left of deleted ones, and a key that was not finished. What
-    has not the name of one is none of ours, whatever it does there."""
+def _sweep(home: Home, known: set[str]) -> list[str]:
+    """Remove sessions that never got as far as a record, what is left of deleted ones, and a key that was not finished.
+    What has content and is in no record is set aside, and named. What has not the name of a session is none of ours."""
     if home.shared is None:
         durable.sweep(home.keys)
+    told = list[str]()
     for directory in home.sessions.iterdir():
-        if directory.name not in known and is_session_id(directory.name.removeprefix(MOVED)):
-            with suppress(OSError):  # the next owner tries it again
+        session = directory.name.removeprefix(MOVED)
+        if session in known or not is_session_id(session):
+            continue
+        with suppress(OSError):  # the next owner tries it again
+            if session == directory.name and _has_content(home, session):
+                told.append(f"session {session} is not in the journal: its files are in {_set_aside(home, directory)}")
+                _log.warning("%s", told[-1])
+            else:
                 remove_tree(directory)
+    return told
+
+
+def _set_aside(home: Home, path: Path) -> Path:
+    """Into `lost+found`, under a name that is free."""
+    place = home.path / accidents.LOST
+    place.mkdir(mode=0o700, exist_ok=True)
+    target = accidents.free_name(place, path.name)
+    with (
+        durable.closing_fd(os.open(path.parent, _DIRECTORY)) as source,
+        durable.closing_fd(os.open(place, _DIRECTORY | os.O_NOFOLLOW)) as directory,
+    ):
+        durable.rename_new(path.name, target.name, src_dir=source, dst_dir=directory)
+        durable.sync_directory(directory)
+        durable.sync_directory(source)
+    return target

@@ -106,6 +106,12 @@ def as_seen(sealed: Sealed) -> Receipt:
     )  # fmt: skip
 
 
+def signer(envelope: bytes) -> str:
+    """The id of the key that an envelope names. Its signature is not looked at."""
+    signatures = _read(envelope).signatures
+    return signatures[0].keyid if signatures else ""
+
+
 def open_envelope(envelope: bytes, public: PublicKey) -> bytes:
     """The statement in an envelope, if the key's owner signed it."""
     found = _read(envelope)

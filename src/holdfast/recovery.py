@@ -23,7 +23,7 @@ from holdfast.visible import visible, visible_lines
 
 _NAMED = 10
 _MOST_CAUSE = 10_000
-"""Characters of a cause in the text."""
+"""Characters: an exception's message may be a megabyte."""
 _COMPARED = 200
 """CKPTs that a mistyped one is compared with, the latest first."""
 _ADVICE = {
@@ -223,6 +223,8 @@ def _written(
     first: list[Step],
     read: Read = _NOTHING_READ,
 ) -> Recovery:
+    if len(cause) > _MOST_CAUSE:
+        cause = f"{cause[:_MOST_CAUSE]}… [cut here: {len(cause):,} characters in all; the run's error has more]"
     names = labels(state, read) if memory == "lost" else {}
     ckpt = str(state.ckpt())
     steps = [*([_LOOK_OUTSIDE] if may_have_happened else []), *(reruns(state, read) if names else []), *first]
@@ -246,8 +248,6 @@ def _written(
 
 def _cause_in_words(cause: str) -> str:
     """An exception's message may have lines that look like ours, so those after the first are indented."""
-    if len(cause) > _MOST_CAUSE:
-        cause = f"{cause[:_MOST_CAUSE]} … [{len(cause) - _MOST_CAUSE:,} more characters: the error has them]"
     return visible_lines(cause).replace("\n", "\n    ")
 
 

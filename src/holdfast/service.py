@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast import environments, strays
 from holdfast.api import SessionInfo
-from holdfast.books import Books
+from holdfast.books import Books, delete
 from holdfast.computer import Computer
 from holdfast.config import MIN_MEMORY_BYTES, Limits, read_settings, written_settings
 from holdfast.departures import NOBODY, past_proxy
@@ -28,7 +28,7 @@ from holdfast.nodes.local import LocalNode
 from holdfast.sessions import LiveSession
 from holdfast.settling import settle_open
 from holdfast.signing import SigningKey
-from holdfast.store.rows import DropSession, SessionRow
+from holdfast.store.rows import SessionRow
 from holdfast.store.sqlite import Store
 
 _log = logging.getLogger("holdfast")
@@ -91,7 +91,7 @@ class Service:
             await self._refuse_if_too_many(owner, at_most)
             environment = await self._environment(env, report)
             kind = _Kind(environment, limits, past_proxy(allowed))
-            session = self._spares.pop(kind, None) or await self._start_session(kind)
+            session = await self._take_spare(kind) or await self._start_session(kind)
             self._sessions[session.id] = session
         finally:
             self._coming[owner] -= 1
@@ -120,14 +120,16 @@ class Service:
     async def _resume(self, session_id: str, allowed: AllowList, report: Report | None, *, keep: bool) -> LiveSession:
         row = await self.journal.read(lambda store: store.session(session_id))
         workspace = self.home.workspace(session_id)
-        if row is None or workspace.is_gone():  # deleted, and the journal does not have it yet
+        if row is None or workspace.is_removed():  # deleted, and the journal does not have it yet
             raise unknown(session_id)
+        await anyio.to_thread.run_sync(workspace.mend)
         limits, mode, env = read_settings(row.settings)
         environment = await self._environment(env, report)
         books = Books(self.journal, self.key, workspace, row=row)
         await books.load()
         books.refuse_if_halted()
         await settle_open(books, reason=_LATE)  # what could not be settled when the home was opened
+        await books.find_missing()
         session = await self._bring_up(books, _Kind(environment, limits, past_proxy(allowed)), cause=_RESTARTED)
         session.allow(allowed)
         session.mode = mode
@@ -208,6 +210,15 @@ class Service:
         if self._refilling is None or self._refilling.done():
             self._refilling = asyncio.create_task(self._start_spare(kind))
 
+    async def _take_spare(self, kind: "_Kind") -> LiveSession | None:
+        """The session that is ready, unless its directory went since: a disk may have been unmounted."""
+        spare = self._spares.pop(kind, None)
+        if spare is None or not spare.workspace.is_gone():
+            return spare
+        with suppress(DiskFailed):
+            await spare.close()
+        return None
+
     async def _start_spare(self, kind: "_Kind") -> None:
         await anyio.sleep(_SPARE_DELAY_S)
         for other in [kept for kept in self._spares if kept != kind]:
@@ -280,8 +291,7 @@ class Service:
         self._dropping.add(session_id)
         try:
             books = await self.books(session_id)
-            await anyio.to_thread.run_sync(books.workspace.remove)
-            await self.journal.append(DropSession(session=session_id))
+            await delete(self.journal, books.workspace)
         finally:
             self._dropping.discard(session_id)
 

@@ -3,7 +3,7 @@
 For each receipt, from the first:
 
 1. chain: numbers have no gap, each names the digest of the one before;
-2. signature: by the given key, over exactly these bytes;
+2. signature: by the given key, or one before it in its chain, over exactly these bytes;
 3. journal: what it says of the run is the same (where there is a journal; `agreement`);
 4. manifest: the changes of all receipts so far add up to the manifest that it names.
 
@@ -163,6 +163,8 @@ class _Checker:
         self._told: dict[str, RunFacts] = {}
         """Of the journal's runs that have a receipt of their own, what that states."""
         self._receipts = self._manifests = self._files = self._bytes = 0
+        self._signer = 0
+        """Which of the accepted keys signed last."""
         self._pending: dict[str, set[str]] = {}
         """Runs that have no end yet, and the paths that they may be about to put in place."""
         self._unstated: list[str] = []
@@ -192,7 +194,7 @@ class _Checker:
         found = hashlib.sha256(stored.envelope).hexdigest()
         if stored.sha256 and found != stored.sha256:
             raise _wrong(f"its SHA-256 is {found}, recorded was {stored.sha256}")
-        body = receipts.open_envelope(stored.envelope, self._evidence.public)
+        body = receipts.open_envelope(stored.envelope, self._signer_of(stored.envelope))
         facts = _facts(body)
         self._check_place(stored, facts)
         if self._store is not None:
@@ -207,6 +209,17 @@ class _Checker:
             raise _wrong(f"the changes add up to manifest {self._stated.digest}, it names {facts.manifest_sha256}")
         self._versions[facts.version] = facts.manifest_sha256
         self._last, self._head = facts, found
+
+    def _signer_of(self, envelope: bytes) -> PublicKey:
+        """The trusted key, or one that it replaced. None signs again after it was replaced."""
+        keys, named = self._evidence.public.accepted, receipts.signer(envelope)
+        for at, key in enumerate(keys):
+            if key.key_id == named:
+                if at < self._signer:
+                    raise _wrong(f"it is signed by key {named[:12]}, which was replaced before the receipt before it")
+                self._signer = at
+                return key
+        return self._evidence.public
 
     def _check_answer(self, store: Store, facts: RunFacts) -> None:
         """What whoever comes with the run's key again would get. Its text and displays no receipt states."""
@@ -288,9 +301,11 @@ class _Checker:
     def _check_root(self, found: Entry) -> None:
         """Its mode is stated by the receipt of a run that changed it, and by none before that."""
         wanted = self._stated.entries.get(stated.ROOT)
-        if wanted is None and (found.mode or 0) & _OTHERS_WRITE:
+        if self._evidence.exported:
+            _refuse_more_permissions(stated.ROOT, wanted, found)
+        elif wanted is None and (found.mode or 0) & _OTHERS_WRITE:
             raise _wrong(f"directory {stated.ROOT} has the mode {found.mode or 0:04o}, and no receipt says so")
-        if wanted is not None:
+        elif wanted is not None:
             self._check_entry(stated.ROOT, wanted, found)
 
     def _check_entry(self, path: str, wanted: Entry | None, found: Entry) -> None:
@@ -332,8 +347,7 @@ class _Checker:
         if self._evidence.shared:
             yield from census.everything(self._evidence.files)
             return
-        if self._store is not None:
-            yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.lstat().st_mode))
+        yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.stat().st_mode))
         with descent.Cursor(self._evidence.files) as cursor:
             for parts, status in cursor.walk():
                 path = paths.to_text(b"/".join(parts))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from holdfast import Display, Session
+from holdfast.jupyter import messages
 from holdfast.model import Displayed, Output
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -60,6 +61,17 @@ def test_a_mime_bundle_passes_as_it_is(session: Session) -> None:
 
     assert display.data == {"application/vnd.mine+json": '{"x": 1}', "text/plain": "p"}
     assert display.metadata == {"k": [1]}
+
+
+def test_an_object_is_json_whatever_its_type_is_called(session: Session) -> None:
+    bundle = "{'application/x-mine': {'x': [1, None, 'é']}, 'text/x': [True], 'a/b': {(1, 2): 3}, 'c/d': {1, 2}.pop}"
+    (display,) = session.run(f"{SHOW}display({bundle}, raw=True)").displays
+
+    assert json.loads(str(display.data["application/x-mine"])) == {"x": [1, None, "é"]}
+    assert display.data["text/x"] == "[true]"
+    assert display.data["a/b"] == "{(1, 2): 3}", "JSON has no such key"
+    shown = messages.bundle(display.data, objects=display.objects)
+    assert (shown["application/x-mine"], shown["text/x"]) == ({"x": [1, None, "é"]}, [True])
 
 
 def test_a_data_frame_is_a_table(session: Session) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import Session
+from holdfast.guest import scripts
+from holdfast.kernel import wire
+from holdfast.server.mcp import answers
 
 MIB = 1 << 20
 
@@ -149,6 +152,54 @@ def test_a_character_that_never_ends_is_told_as_such_in_the_stream_too(session: 
     assert "".join(pieces) == run.stdout == "a\ufffd"
 
 
+def test_what_is_printed_as_one_arrives_as_one(session: Session) -> None:
+    for number in range(100):
+        pieces: list[str] = []
+        session.run(f"print('x{number}')", on_stdout=pieces.append)
+
+        assert pieces == [f"x{number}\n"]
+
+
+def test_no_line_is_torn_however_much_is_printed(session: Session) -> None:
+    code = "for n in range(60_000): print('é' * (n % 90), n)\nprint('漢' * 300_000)"
+    pieces: list[str] = []
+    run = session.run(f"{code}\nprint('end', end='')", on_stdout=pieces.append)
+
+    assert [piece[-9:] for piece in pieces[:-1] if not piece.endswith("\n")] == []
+    assert pieces[-1].endswith("end")
+    assert "".join(pieces).startswith(" 0\né 1\n")
+    assert "".join(pieces).count("\n") == 60_001
+    assert run.error is None
+
+
+def test_a_line_without_its_end_is_seen_while_the_cell_sleeps_and_streams_keep_their_order(session: Session) -> None:
+    pieces: list[tuple[str, str]] = []
+    seen = threading.Event()
+
+    def take(text: str) -> None:
+        pieces.append(("out", text))
+        seen.set()
+
+    running = threading.Thread(
+        target=lambda: session.run(
+            "import sys, time\nprint('name? ', end='')\ntime.sleep(600)", on_stdout=take, timeout=60
+        )
+    )
+    running.start()
+    assert seen.wait(30)
+    session.interrupt()
+    running.join()
+    assert pieces == [("out", "name? ")]
+
+    pieces.clear()
+    session.run(
+        "import sys, time\nprint('a', end='')\nprint('b', end='', file=sys.stderr)\ntime.sleep(1)\nprint('c', end='')",
+        on_stdout=lambda text: pieces.append(("out", text)),
+        on_stderr=lambda text: pieces.append(("err", text)),
+    )
+    assert pieces == [("out", "a"), ("err", "b"), ("out", "c")]
+
+
 def test_a_slow_watcher_slows_the_cell_down_and_loses_nothing(session: Session, other: Session) -> None:
     sizes: list[int] = []
     answers: list[str | None] = []
@@ -204,6 +255,25 @@ def test_more_loses_its_middle_and_says_how_much(session: Session) -> None:
     assert f"{run.dropped_bytes:,} bytes left out" in run.stdout[MIB // 2 : -MIB // 2]
     assert session.output(run) == whole
     assert session.output(run.id) == whole
+
+
+def test_a_message_past_a_megabyte_is_cut_and_says_so(session: Session) -> None:
+    whole = session.run("raise ValueError('x' * 999_999)").error
+    cut = session.run("raise ValueError('é' * 5_000_000)")
+    script = scripts._raised(ValueError("x" * 5_000_000), None)
+
+    assert whole is not None
+    assert whole.message == "x" * 999_999
+    assert cut.error is not None
+    for message, traceback in ((cut.error.message, cut.error.traceback), (script.message, script.traceback)):
+        assert len(message) == wire.MAX_TEXT >= len(traceback)
+        assert message.endswith("… [cut here: 5,000,000 characters in all]")
+        assert "… [cut here: 5,0" in traceback
+    assert "ValueError" in cut.error.traceback[:1000], "a traceback begins where it begins"
+    assert cut.recovery is not None
+    assert len(cut.recovery.text) < 30_000
+    assert "characters in all; the run's error has more]" in cut.recovery.cause
+    assert len(answers.of_run(cut).text) + len(str(answers.of_run(cut).facts)) < 200_000
 
 
 def test_the_streams_are_bounded_apart(session: Session) -> None:

@@ -107,7 +107,7 @@ def test_json_reads_back_as_the_same_card(card: RunCard) -> None:
         ("#\n# Title", "Title"),
         ("", ""),
         ("x" * 100, "x" * 79 + "…"),
-        ("# \x1b[1mbold", "�[1mbold"),
+        ("# \x1b[1mbold", "\\x1b[1mbold"),
     ],
 )
 def test_the_goal_is_the_first_comment_or_line(code: str, goal: str) -> None:

@@ -83,6 +83,6 @@ def test_what_names_a_home_lasts_before_anybody_owns_it(
     home = own(tmp_path, is_shared=is_shared)
     home.release()
 
-    # In a directory of the user's there are the user's key, `.gitignore`, the journal and the mark besides.
-    assert len(synced) == (7 if is_shared else 2), "id and epoch"
+    # In a directory of the user's there are the key, its chain, `.gitignore`, the journal and the mark besides.
+    assert len(synced) == (9 if is_shared else 3), "place, id and epoch"
     assert not list(home.path.glob(f"{durable.TEMPORARY}*"))

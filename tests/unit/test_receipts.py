@@ -17,7 +17,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey
 
 from holdfast import receipts, statements
-from holdfast.errors import InvalidSetting, VerifyFailed
+from holdfast.errors import InvalidSetting, KeysLost, VerifyFailed
 from holdfast.records import Change, Check, Input
 from holdfast.signing import PRIVATE, PUBLIC, PublicKey, SigningKey
 from holdfast.statements import RunFacts
@@ -77,7 +77,7 @@ def test_a_lost_private_key_is_not_silently_replaced(tmp_path: Path) -> None:
     SigningKey.load_or_create(tmp_path)
     (tmp_path / PRIVATE).unlink()
 
-    with pytest.raises(InvalidSetting, match="is gone"):
+    with pytest.raises(KeysLost, match="is gone"):
         SigningKey.load_or_create(tmp_path)
 
 

@@ -35,7 +35,7 @@ from holdfast.records import (
     Settled,
     Verified,
 )
-from holdfast.signing import SigningKey
+from holdfast.signing import SigningKey, read_links
 from holdfast.statements import RunFacts, statement
 from holdfast.store.rows import (
     AnyWrite,
@@ -63,7 +63,7 @@ class Author:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.key = SigningKey.load_or_create(home / "keys")
+        self.key = self.replaced = SigningKey.load_or_create(home / "keys")
         self.directory = home / "sessions" / SESSION
         self.data = self.directory / "files" / "data"
         self.data.mkdir(parents=True)
@@ -530,6 +530,56 @@ def test_a_receipt_of_another_key_is_named(told: Author, tmp_path: Path) -> None
     assert "receipt 2: a receipt cannot be trusted: it is not signed by this key" in _check(told).problem
 
 
+@pytest.fixture
+def rotated(told: Author) -> Author:
+    """Its earlier receipts are signed by one key, and its last by another."""
+    old = told.key
+    told.key = SigningKey.rotate(told.home / "keys")
+    told.commit(put={b"after.txt": b"after"})
+    told.replaced = old
+    return told
+
+
+def test_receipts_before_and_after_a_rotation_are_right_in_a_home_and_in_an_export(
+    rotated: Author, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert _check(rotated).problem == ""
+    assert export(SESSION, out, home=rotated.home) == 0
+    assert check_session(str(out), home=tmp_path / "nowhere", public_key=None, as_json=False) == 0
+
+    for name, key in {"old.pem": rotated.replaced, "new.pem": rotated.key}.items():
+        trusted = tmp_path / name
+        trusted.write_bytes(key.public_pem)
+        for target in (SESSION, str(out)):
+            assert check_session(target, home=rotated.home, public_key=trusted, as_json=False) == 0
+
+
+def test_a_replaced_key_signs_nothing_any_more(rotated: Author) -> None:
+    rotated.key = rotated.replaced
+    rotated.commit(put={b"late.txt": b"late"})
+
+    assert "which was replaced before the receipt before it" in _check(rotated).problem
+
+
+def test_a_false_receipt_is_named_after_a_rotation_too(rotated: Author, tmp_path: Path) -> None:
+    other = SigningKey.load_or_create(tmp_path / "other")
+    forged = receipts.seal(receipts.open_envelope(_envelope(rotated, 2), rotated.replaced.public), other)
+    _sql(rotated, "update receipts set envelope = ?, sha256 = ? where number = 2", forged.envelope, forged.sha256)
+
+    assert "receipt 2: a receipt cannot be trusted: it is not signed by this key" in _check(rotated).problem
+
+
+def test_a_key_that_was_put_into_an_export_is_not_believed(rotated: Author, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(SESSION, out, home=rotated.home)
+    links = read_links(out / evidence.CHAIN_NAME)
+    unsigned = [msgspec.structs.replace(link, by_itself="", by_previous="") for link in links]
+    (out / evidence.CHAIN_NAME).write_bytes(msgspec.json.encode(unsigned))
+
+    assert "receipt 1: a receipt cannot be trusted" in verify.check(evidence.from_directory(out)).problem
+
+
 def test_a_genuine_receipt_in_the_wrong_place_is_named(told: Author) -> None:
     envelope = _envelope(told, 3)
     _sql(
@@ -811,6 +861,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_in_the_way_of_the_next(
     (lambda data: (data / "a.csv").chmod(0o755), "file a.csv has the mode 0755, its receipt says 0644"),
     (lambda data: (data / "a.csv").chmod(0o4644), "file a.csv has the mode 4644, its receipt says 0644"),
     (lambda data: (data / "dir").chmod(0o777), "directory dir has the mode 0777"),
+    (lambda data: data.chmod(0o777), "directory . has the mode 0777"),
 ])  # fmt: skip
 def test_what_was_added_to_an_export_is_named(exported: Path, add: Callable[[Path], object], named: str) -> None:
     add(exported / "files")
@@ -868,7 +919,7 @@ def test_verify_tells_the_problem_and_exits_with_1(told: Author, capsys: pytest.
     (told.data / "\x1b]0;evil\x07").touch()
 
     assert check_session(SESSION, home=told.home, public_key=None, as_json=False) == 1
-    assert "WRONG: session 3f9a01bc77: file ␛]0;evil␇ is in no manifest" in capsys.readouterr().out
+    assert "WRONG: session 3f9a01bc77: file \\x1b]0;evil\\x07 is in no manifest" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["nosuch", "/no/such/directory", "../x"])

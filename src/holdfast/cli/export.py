@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from holdfast import durable, evidence, manifest, paths, verify
+import msgspec
+
+from holdfast import durable, evidence, manifest, paths, signing, verify
 from holdfast.checks import few
 from holdfast.cli import homes
 from holdfast.cli.terminal import print_json
@@ -23,7 +25,6 @@ from holdfast.protected import is_protected
 from holdfast.records import FileEntry
 from holdfast.resources import descent
 from holdfast.resources.workspace import remove_tree
-from holdfast.signing import PUBLIC
 from holdfast.statements import MANIFEST_NAME
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report
@@ -75,7 +76,9 @@ def _write(store: Store, session: str, directory: Path, *, files: Path, home: Pa
     with _whole(directory):
         (directory / evidence.RECEIPTS_NAME).mkdir()
         (directory / evidence.FILES_NAME).mkdir()
-        (directory / evidence.KEY_NAME).write_bytes(evidence.read_key(home / "keys" / PUBLIC).pem)
+        (directory / evidence.KEY_NAME).write_bytes(signing.key_of_home(home).pem)
+        if len(links := signing.chain_of_home(home)) > 1:
+            (directory / evidence.CHAIN_NAME).write_bytes(msgspec.json.encode(links))
         (directory / MANIFEST_NAME).write_bytes(manifest.render(committed))
         for row in store.receipts(session):
             (directory / evidence.RECEIPTS_NAME / evidence.receipt_name(row.number)).write_bytes(row.envelope)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import SessionUnknown
 from holdfast.home import HIDDEN, JOURNAL, SOCKET
+from holdfast.store import accidents
 from holdfast.store.sqlite import Store
 
 if TYPE_CHECKING:  # a command that finds no server does without it, and starts quickly
@@ -26,6 +27,7 @@ T = TypeVar("T")
 def reading(home: Path) -> Iterator[Store | None]:
     """The journal, in one state; None where nothing ever ran."""
     if not (home / JOURNAL).exists():
+        accidents.refuse_if_gone(home / JOURNAL)
         yield None
         return
     with closing(Store(home / JOURNAL, read_only=True)) as store, store.view():

@@ -1,4 +1,8 @@
-"""`holdfast keys`: who else may use this home's server. It works beside a running server, and without one."""
+"""`holdfast keys`: who else may use this home's server, and the key that signs receipts.
+
+API keys are made and revoked beside a running server, and without one. The signing key changes only while nobody owns
+the home: its owner would go on with the old one.
+"""
 
 import time
 from pathlib import Path
@@ -14,7 +18,11 @@ if TYPE_CHECKING:  # the command line starts quickly: what a command needs is im
 
     from holdfast.access import ApiKey, KeyRing
 
-app = typer.Typer(name="keys", no_args_is_help=True, help="API keys of a server: make, list and revoke them.")
+app = typer.Typer(
+    name="keys",
+    no_args_is_help=True,
+    help="API keys of a server: make, list and revoke them. Also a new key to sign receipts.",
+)
 
 
 @app.command()
@@ -68,6 +76,29 @@ def revoke(
 
         revoked = _ring(home).revoke(key_id)
         print(msgspec.json.encode(revoked).decode() if as_json else f"{revoked.id} ({revoked.name}) is revoked")
+
+
+@app.command()
+def rotate(home: Home = None, as_json: Json = False) -> None:
+    """Make a new key that signs receipts, also where the old one is lost. Receipts of the old one stay valid.
+
+    The old public key stays in the chain of this home, and goes with its exports. If the old private key is still
+    there, it signs the new one: who trusts the old one by [b]--public-key[/b] accepts the new one.
+    """
+    with told(home, as_json=as_json):
+        import msgspec
+
+        from holdfast.cli.accidents import rotate_key
+
+        links = rotate_key(home)
+        if as_json:
+            print(msgspec.json.encode([link.public.key_id for link in links]).decode())
+            return
+        print(f"receipts are signed by key {links[-1].public.key_id} from now on")
+        for link in links[:-1]:
+            print(f"  still accepted: {link.public.key_id}")
+        if len(links) == 1:
+            typer.echo("No earlier key is known: receipts before this need --public-key, as from an export.", err=True)
 
 
 def _ring(home: Path | None) -> "KeyRing":

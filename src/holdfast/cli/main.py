@@ -321,6 +321,19 @@ def export(
         raise typer.Exit(write(session, directory, home=home, as_json=as_json))
 
 
+@app.command("accept-loss", epilog=OWN_EXIT_CODES)
+def accept_loss(home: Home = None, as_json: Json = False) -> None:
+    """Go on with a home whose journal is lost, with what is there. No file of a session is removed.
+
+    A start refuses such a home ([b]journal_lost[/b]) and names what is missing. Put a backup in its place if there is
+    one: runs that only the lost journal knew are forgotten by this command. See docs/accidents.md.
+    """
+    with _told(home, as_json=as_json):
+        from holdfast.cli.accidents import accept
+
+        raise typer.Exit(accept(home, as_json=as_json))
+
+
 @app.command(epilog="Ends with its client: on end of input, SIGTERM or Ctrl-C. See docs/mcp.md.")
 def mcp(
     context: typer.Context,

@@ -3,10 +3,9 @@
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from holdfast import engine
 from holdfast.cli import homes
+from holdfast.cli.terminal import print_json
 from holdfast.config import Settings, home_path
 from holdfast.errors import InvalidSetting, SessionHalted
 from holdfast.evidence import RECEIPTS_NAME, read_key
@@ -51,7 +50,7 @@ def _planned(home: Path, directory: Path | None, session: str | None) -> list[Re
 
 def _tell(done: list[Repair], *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(done).decode())
+        print_json(done)
         return
     for each in done:
         if each.found or not each.report.ok:

@@ -18,6 +18,8 @@ from holdfast.visible import visible
 def check_session(target: str, *, home: Path | None, public_key: Path | None, as_json: bool) -> int:
     """Check an exported directory, a session's directory in a home, or a session by its id; 0 if all is right."""
     public = evidence.read_key(public_key.expanduser()) if public_key else None
+    if public is not None:  # the chain of the home leads from a key that it had to those before and after it
+        public = public.within(signing.chain_of_home(home_path(home)))
     path = Path(target).expanduser()
     if (path / HIDDEN / JOURNAL).exists():
         report = _check_shared(path.resolve(), home, public)
@@ -39,7 +41,7 @@ def check_session(target: str, *, home: Path | None, public_key: Path | None, as
 def _check_shared(directory: Path, home: Path | None, public: PublicKey | None) -> Report:
     """A directory that jobs were run in. It may have come from anybody, and is only read: what a killed job of ours
     left there was finished before any command (`telling`)."""
-    public = public or evidence.read_key(home_path(home) / "keys" / signing.PUBLIC)
+    public = public or signing.key_of_home(home_path(home))
     try:
         with closing(Store(directory / HIDDEN / JOURNAL, read_only=True)) as store:
             session = next((row.id for row in store.sessions()), "")

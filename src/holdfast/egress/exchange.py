@@ -19,7 +19,7 @@ class Exchange:
     def __init__(self, connection: socket.socket, gate: Gate) -> None:
         self._gate = gate
         self._idle = Idle(gate.bounds.idle_s)
-        self._guest = Wire(connection, self._idle)
+        self._guest = Wire(connection, self._idle, gate.pace)
         self._head: Head | None = None
 
     async def run(self) -> None:

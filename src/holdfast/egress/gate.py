@@ -14,6 +14,7 @@ from holdfast.egress.heads import Head
 from holdfast.egress.log import Log, Outgoing
 from holdfast.egress.names import Address, address_of
 from holdfast.egress.wire import Idle, Wire
+from holdfast.pace import Pace
 from holdfast.sockets import KEEPALIVE
 
 Note = Callable[[Outgoing], Awaitable[None]]
@@ -43,9 +44,10 @@ class Gate:
 
     def __init__(
         self, allowed: AllowList, *, note: Note, withdraw: Note, resolve: Resolve, bounds: Bounds, log: Log,
-        withheld: str = "",
+        pace: Pace, withheld: str = "",
     ) -> None:  # fmt: skip
         self.bounds = bounds
+        self.pace = pace
         self.log = log
         self._allowed = allowed
         self._note = note
@@ -97,7 +99,7 @@ class Gate:
         for address in addresses:
             with anyio.move_on_after(self.bounds.connect_s / len(addresses)) as patience:
                 if (connection := await _connect(address, head.port, self._listed(address, head.port))) is not None:
-                    return Wire(connection, idle)
+                    return Wire(connection, idle, self.pace)
             timed_out |= patience.cancelled_caught
         raise Refused("unreachable", f"{head.authority} takes no connection", status=504 if timed_out else 502)
 

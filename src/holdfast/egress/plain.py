@@ -10,10 +10,10 @@ from holdfast.egress.answers import Refused
 from holdfast.egress.heads import HEAD_BYTES, MOST_HEADERS, Head, anew, end_to_end
 from holdfast.egress.log import Log
 from holdfast.egress.wire import Wire, together
+from holdfast.pace import Step
 
 _MOST_EARLY = 20
 """Answers before the answer (1xx)."""
-_MOST_PARTS = 256
 
 
 class Forwarding:
@@ -95,20 +95,31 @@ def _answer(event: h11.Event) -> h11.Response | h11.EndOfMessage:
 async def _gather(connection: h11.Connection, wire: Wire) -> tuple[bytes, h11.Event | None]:
     """What there is of a body, and what comes behind it if that is there too. It waits if there is nothing.
 
-    A packet may hold thousands of parts. They are taken together, or each would cost a packet; but only so many at
-    once, and what was taken is written before more is, so that others get their turn.
+    A packet may hold thousands of parts. They are taken together, or each would cost a packet; but only as many as the
+    session's pace allows. What was taken is written before more is.
     """
+    while True:
+        await wire.pace.turn()
+        with wire.pace.step() as step:
+            body, event = _take(connection, step)
+            step.moved_bytes = len(body)
+        if body or event is not None:
+            return body, event
+        data = await wire.read()
+        with wire.pace.step(len(data)):
+            connection.receive_data(data)
+
+
+def _take(connection: h11.Connection, step: Step) -> tuple[bytes, h11.Event | None]:
     parts: list[bytes] = []
-    while len(parts) < _MOST_PARTS:
+    while not parts or not step.is_over():
         event = connection.next_event()
         if isinstance(event, h11.Data):
             parts.append(event.data)
         elif isinstance(event, (h11.InformationalResponse, h11.Response, h11.EndOfMessage)):
             return b"".join(parts), event
-        elif event is not h11.NEED_DATA:
-            raise h11.RemoteProtocolError("the message ended before its end")
-        elif parts:
+        elif event is h11.NEED_DATA:
             break
         else:
-            connection.receive_data(await wire.read())
+            raise h11.RemoteProtocolError("the message ended before its end")
     return b"".join(parts), None

@@ -14,6 +14,7 @@ from holdfast.egress.allowed import AllowList
 from holdfast.egress.exchange import Exchange, turn_away
 from holdfast.egress.gate import Bounds, Gate, Note, Resolve
 from holdfast.egress.log import Log, Outgoing
+from holdfast.pace import Pace
 
 _log = logging.getLogger("holdfast.egress")
 
@@ -52,12 +53,14 @@ class Proxy:
         withdraw: Note | None = None,
         resolve: Resolve | None = None,
         bounds: Bounds | None = None,
+        pace: Pace | None = None,
         withheld: str = "",
     ) -> None:
         self.allowed = allowed
         self._note = note
         self._withdraw = withdraw or _stays_noted
         self._resolve = resolve or Lookups()
+        self._pace = pace or Pace()
         self._withheld = withheld
         self._bounds = bounds or Bounds()
         self._listener: socket.socket | None = None
@@ -98,7 +101,7 @@ class Proxy:
             log = Log(run)
             gate = Gate(
                 self.allowed, note=self._note, withdraw=self._withdraw, resolve=self._resolve, bounds=self._bounds,
-                log=log, withheld=self._withheld,
+                log=log, pace=self._pace, withheld=self._withheld,
             )  # fmt: skip
             opened = _Opened(gate)
             if self._tasks is None or self._listener is None:

@@ -10,6 +10,8 @@ from contextlib import suppress
 
 import anyio
 
+from holdfast.pace import WAKE_S, Pace
+
 STEP_BYTES = 1 << 16
 _LINGER_S = 2.0
 _LINGER_BYTES = 1 << 20
@@ -31,16 +33,20 @@ class Idle:
 class Wire:
     """A connected socket that does not block; it is ours to close. Failures are `OSError`."""
 
-    def __init__(self, connection: socket.socket, idle: Idle) -> None:
+    def __init__(self, connection: socket.socket, idle: Idle, pace: Pace) -> None:
         self._socket = connection
         self._idle = idle
+        self.pace = pace
+        """Of the session: all its connections share it."""
 
     async def read(self) -> bytes:
         """At least a byte; nothing at its end."""
         while True:
             await anyio.wait_readable(self._socket)
-            with suppress(BlockingIOError, InterruptedError):
+            await self.pace.turn()
+            with suppress(BlockingIOError, InterruptedError), self.pace.step(extra_s=WAKE_S) as step:
                 data = self._socket.recv(STEP_BYTES)
+                step.moved_bytes = len(data)
                 self._idle.touch()
                 return data
 
@@ -48,8 +54,10 @@ class Wire:
         left = memoryview(data)
         while left:
             await anyio.wait_writable(self._socket)
-            with suppress(BlockingIOError, InterruptedError):
-                left = left[self._socket.send(left) :]
+            await self.pace.turn()
+            with suppress(BlockingIOError, InterruptedError), self.pace.step(extra_s=WAKE_S) as step:
+                step.moved_bytes = self._socket.send(left)
+                left = left[step.moved_bytes :]
                 self._idle.touch()
 
     def half_close(self) -> None:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import builtins
 import json
+from contextlib import suppress
 from typing import Any, Protocol
 
 from IPython.core.displayhook import DisplayHook
@@ -125,6 +126,7 @@ def mime(data: dict[str, Any]) -> wire.Mime:
     whole = wire.Mime(
         text={kind: value for kind, value in encoded.items() if isinstance(value, str)},
         binary={kind: value for kind, value in encoded.items() if isinstance(value, bytes)},
+        objects=[text(kind) for kind, value in forms if _is_object(value)],
     )
     # A character may take four bytes on the wire.
     size = sum(len(value) if value.isascii() else 4 * len(value) for value in encoded.values())
@@ -149,9 +151,15 @@ def _encode(kind: str, value: Any) -> str | bytes:
             except binascii.Error:
                 return text(value)
         return text(value)
-    if kind == "application/json" or kind.endswith("+json"):
-        return text(json.dumps(value, default=str))
+    if _is_object(value) or kind == "application/json" or kind.endswith("+json"):
+        with suppress(TypeError, ValueError, RecursionError):  # a key that JSON does not have, or an object in itself
+            return text(json.dumps(value, default=str))
     return text(str(value))
+
+
+def _is_object(value: Any) -> bool:
+    """As in Jupyter, whatever the type is called: its messages are JSON, and so are objects in them."""
+    return isinstance(value, (dict, list, tuple, bool, int, float))
 
 
 def _metadata(metadata: dict[str, Any]) -> str:

@@ -21,11 +21,10 @@ from types import ModuleType, TracebackType
 
 import msgspec
 
+from holdfast.guest import missing
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell
 from holdfast.kernel import wire
-
-_MAX_MESSAGE = 100_000
 
 
 def run(shell: GuestShell, code: str, script: wire.Script) -> wire.Raised | None:
@@ -85,14 +84,15 @@ def _told(body: Callable[[], object]) -> wire.Raised | None:
 
 def _raised(error: BaseException, trace: TracebackType | None) -> wire.Raised:
     name = type(error).__name__
+    hint = missing.hint(error)
     try:
         message = str(error)
         shown = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     except Exception:  # the exception's own code
         message, shown = f"<{name} whose str() failed>", name
     return wire.Raised(
-        name=text(name[:200]), message=text(message[:_MAX_MESSAGE]), traceback=text(shown[-_MAX_MESSAGE:]),
-        kind="exception", line=trace.tb_lineno if trace else None,
+        name=text(name[:200]), message=text(wire.cut_end(message)), traceback=text(wire.cut_middle(shown)),
+        kind="exception", line=trace.tb_lineno if trace else None, hint=hint,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import fnmatch
 import getpass
+import importlib.util
 import itertools
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
-from holdfast.guest import commands
+from holdfast.guest import commands, missing
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
 from holdfast.guest.event_loop import CellLoop
 from holdfast.guest.namespace import type_name
@@ -38,7 +39,6 @@ from holdfast.guest.notebook_kernel import NotebookKernel
 from holdfast.guest.shortcuts import PlainLines, PlainTransformers, PlainValues, awaits, ended
 from holdfast.kernel import wire
 
-_MAX_MESSAGE = 100_000
 _MAX_NAME = 200
 _DEEP = 200
 _SMALL_BYTES = 32 << 10
@@ -190,6 +190,7 @@ class GuestShell(InteractiveShell):
             print("No traceback available to show.", file=sys.stderr)
             return
         hint, has_no_text = _name_what_was_shown(error, trace, self.user_ns)
+        hint = hint or missing.hint(error)
         if isinstance(error, UsageError):
             self.show_usage_error(error)
         elif isinstance(error, SyntaxError) and not running_compiled_code:
@@ -209,7 +210,7 @@ class GuestShell(InteractiveShell):
         whole, blocks = _in_blocks([str(block) for block in stb] if isinstance(stb, list) else [str(stb)])
         raised = wire.Raised(
             name=text(getattr(etype, "__name__", str(etype))[:_MAX_NAME]),
-            message=text(self._message_of(evalue)[:_MAX_MESSAGE]),
+            message=text(wire.cut_end(self._message_of(evalue))),
             traceback=text(whole),
             kind="exception",
             line=self._line_of(evalue),
@@ -416,6 +417,8 @@ def make_shell() -> GuestShell:
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
     shell.cell_loop.install()
+    for name in ("pip", "uv"):
+        _use_command(shell, name)
     warnings.filterwarnings("ignore", message="To exit: use")
     # The host ends it after each run, as it ends every process; `multiprocessing` starts another.
     warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")
@@ -423,6 +426,19 @@ def make_shell() -> GuestShell:
     builtins.input = refuse_input
     getpass.getpass = refuse_input
     return shell
+
+
+def _use_command(shell: GuestShell, name: str) -> None:
+    """`%pip` in an environment without the module `pip`: as `!pip`, which says what to do instead."""
+    own = shell.magics_manager.magics["line"][name]
+
+    def magic(line: str) -> None:
+        if importlib.util.find_spec(name) is None:
+            shell.system(f"{name} {line}")
+        else:
+            own(line)
+
+    cast(Any, shell).register_magic_function(magic, magic_name=name)
 
 
 def dedent(lines: list[str]) -> list[str]:
@@ -485,10 +501,10 @@ def _name_what_was_shown(error: BaseException, trace: TracebackType | None, name
 
 
 def _in_blocks(blocks: list[str]) -> tuple[str, list[int]]:
-    """The traceback as one text, and where in it each block begins; of one that is cut, the end and no blocks."""
+    """The traceback as one text, and where in it each block begins; of one that is cut, no blocks."""
     whole = "\n".join(blocks)
-    if len(whole) > _MAX_MESSAGE or len(blocks) > wire.MAX_BLOCKS:
-        return whole[-_MAX_MESSAGE:], []
+    if len(whole) > wire.MAX_TEXT or len(blocks) > wire.MAX_BLOCKS:
+        return wire.cut_middle(whole), []
     return whole, [0, *itertools.accumulate(len(block) + 1 for block in blocks[:-1])]
 
 

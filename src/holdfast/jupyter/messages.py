@@ -7,7 +7,7 @@ overwritten.
 
 import base64
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -55,7 +55,7 @@ def _joined(events: Iterable[Event]) -> Iterator[Event]:
 def _of_display(event: Displayed, *, session: str, count: int, inert: bool) -> Message:
     display = event.display
     content: dict[str, Any] = {
-        "data": bundle(display.data, inert=inert),
+        "data": bundle(display.data, objects=display.objects, inert=inert),
         "metadata": {**display.metadata, OURS: {"session": session, "run": event.run}},
     }
     if event.result:
@@ -64,18 +64,18 @@ def _of_display(event: Displayed, *, session: str, count: int, inert: bool) -> M
     return ("update_display_data" if event.update else "display_data"), content
 
 
-def bundle(data: dict[str, Any], *, inert: bool = False) -> dict[str, Any]:
+def bundle(data: dict[str, Any], *, objects: Collection[str] = (), inert: bool = False) -> dict[str, Any]:
     """By MIME type: bytes as base64, JSON as what it says."""
     kept = {kind: value for kind, value in data.items() if kind in INERT} if inert else data
     if data and not kept:
         return {"text/plain": f"<left out, for a browser would execute it: {', '.join(sorted(data))}>"}
-    return {kind: _value(kind, value) for kind, value in kept.items()}
+    return {kind: _value(kind, value, is_object=kind in objects) for kind, value in kept.items()}
 
 
-def _value(kind: str, value: str | bytes) -> Any:
+def _value(kind: str, value: str | bytes, *, is_object: bool) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if kind == "application/json" or kind.endswith("+json"):
+    if is_object or kind == "application/json" or kind.endswith("+json"):
         try:
             return msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError):

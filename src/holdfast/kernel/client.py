@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import Literal, TypeVar
 
@@ -31,7 +32,9 @@ MAX_MESSAGE_BYTES = 33 << 20
 
 _READ_BYTES = 1 << 16
 _READS_PER_ROUND = 16
-_MESSAGES_PER_ROUND = 256
+_MESSAGES_PER_ROUND = 32
+_ROUND_S = 0.001
+"""A round reads no more after so long. What is left is read in the next, when others had their turn."""
 _REPORT = struct.Struct("ii")
 _LOOK_AGAIN_S = 0.02
 """At processes that are about to end: not each end is reported to us."""
@@ -165,6 +168,10 @@ class Kernel:
 
     def is_alive(self) -> bool:
         return self._pidfds.lives(self.pid)
+
+    def is_busy(self) -> bool:
+        """Whether its main thread runs, or waits for a processor: a sleeping one has nothing half done."""
+        return procfs.status(self.pid, b"State")[:1] == [b"R"]
 
     def is_lost(self) -> bool:
         """The kernel or the session's pid 1 has ended, or nobody can talk to it any more."""
@@ -369,7 +376,10 @@ class Kernel:
     def _read_messages(self) -> list[Happening]:
         messages: list[Happening] = []
         try:
+            until = time.perf_counter() + _ROUND_S
             for _ in range(_MESSAGES_PER_ROUND):
+                if time.perf_counter() >= until:
+                    break
                 packet, pid = receive(self._control, framing.PACKET_BYTES + 1)
                 if not packet:
                     self._forget_socket(self._control)

@@ -20,7 +20,9 @@ from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput
 from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
 from holdfast.kernel.shelf import Shelf
+from holdfast.kernel.unfinished_lines import Piece, UnfinishedLines
 from holdfast.model import Displayed, DisplaysCleared, Event, Output
+from holdfast.pace import Pace
 
 Emit = Callable[[Event], Awaitable[None]]
 Ask = Callable[[str, bool], Awaitable[str]]
@@ -56,6 +58,7 @@ class Conduct:
         limits: Limits,
         *,
         run: str = "",
+        pace: Pace | None = None,
         emit: Emit | None = None,
         ask: Ask | None = None,
         on_save: OnSave | None = None,
@@ -65,11 +68,13 @@ class Conduct:
         self._kernel = kernel
         self._limits = limits
         self._run_id = run
+        self._pace = pace or Pace()
         self._emit = emit
         self._ask = ask
         self._asked: list[wire.Asked] = []
         self._asking: asyncio.Task[None] | None = None
         self._meanwhile: asyncio.Task[None] | None = None
+        self._lines = UnfinishedLines(kernel.is_busy)
         self._saves = Saves(on_save, self._reply)
         self._started = time.monotonic()
         self._deadline = float("inf")
@@ -94,7 +99,7 @@ class Conduct:
     def successor(self) -> "Conduct":
         """For what else belongs to the run: its output goes on, and its time."""
         after = Conduct(
-            self._kernel, self.output, self._limits, run=self._run_id,
+            self._kernel, self.output, self._limits, run=self._run_id, pace=self._pace,
             emit=self._emit, ask=self._ask, on_save=self._saves.on_save,
         )  # fmt: skip
         after.shelf, after._started = self.shelf, self._started
@@ -189,7 +194,10 @@ class Conduct:
         while not self._is_over():
             await self._keep_time()
             for event in await self._next():
-                await self._take(event)
+                await self._pace.turn()
+                with self._pace.step(len(event.data) if isinstance(event, Printed) else 0):
+                    await self._take(event)
+            await self._print(self._lines.lines())
             await self._check()
         self._stop_asking()
         await self._saves.stop()
@@ -197,7 +205,8 @@ class Conduct:
             await self._take(event)
         begun = self._finished is not None or self._has_begun()
         for stream, text in self.output.finish():
-            await self._tell(Output(stream=stream, text=text))
+            await self._print(self._lines.add(stream, text))
+        await self._print(self._lines.rest())
         return Outcome(
             finished=self._finished,
             raised=self._raised,
@@ -221,7 +230,8 @@ class Conduct:
         if eager and self._meanwhile is None and (at_once := self._kernel.watch(_MOMENT_S)):
             return at_once
         tick_s = _TICK_S if self._heard else _ASK_AGAIN_S
-        return await self._kernel.wait(min(tick_s, max(0.001, self._deadline - time.monotonic())))
+        left_s = min(self._deadline - time.monotonic(), self._lines.left_s())
+        return await self._kernel.wait(min(tick_s, max(0.001, left_s)))
 
     def _is_over(self) -> bool:
         if self._finished and self._saves:  # of a thread, which the cell did not wait for
@@ -277,7 +287,7 @@ class Conduct:
             case Printed():
                 text = self.output.add(event.stream, event.data, charged=self._began)
                 if text:
-                    await self._tell(Output(stream=event.stream, text=text))
+                    await self._print(self._lines.add(event.stream, text))
             case Died():
                 self._died = event
             case Gone():
@@ -302,6 +312,7 @@ class Conduct:
                     await self._hear(message.result)
                 self._finished = message
             case wire.Asked() if self._ask is not None and len(self._asked) < _MOST_QUESTIONS:
+                await self._print(self._lines.rest())  # what a question is about stands before it
                 self._asked.append(message)
                 self._asking = self._asking or asyncio.create_task(self._answer(self._ask))
             case wire.Saving():
@@ -333,6 +344,7 @@ class Conduct:
             self._lose("it does not read what it asks for")
 
     async def _show(self, message: wire.Shown | wire.Cleared) -> None:
+        await self._print(self._lines.rest())
         match message:
             case wire.Shown():
                 display = self.shelf.add(message)
@@ -357,6 +369,10 @@ class Conduct:
         if self._asking is not None:
             self._asking.cancel()
         self._asked, self._asking = [], None
+
+    async def _print(self, pieces: list[Piece]) -> None:
+        for stream, text in pieces:
+            await self._tell(Output(stream=stream, text=text))
 
     async def _tell(self, event: Event) -> None:
         """A slow reader slows the cell down; the clock goes on, and from the end on he is not waited for any more."""

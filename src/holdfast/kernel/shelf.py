@@ -9,6 +9,9 @@ from holdfast.kernel import wire
 from holdfast.model import Display
 
 _METADATA_CHARACTERS = 64 << 10
+_METADATA_CONTAINERS = 100
+"""Lists and objects in the metadata of one display. Python's garbage collector walks over all that are kept, and while
+it does every session waits."""
 _BYTES_PER_CHARACTER = 32
 """At most, about: an empty list has two characters, a comma, and 64 bytes."""
 
@@ -25,7 +28,10 @@ class Shelf:
         self._clear_pending = False
 
     def add(self, shown: wire.Shown) -> Display:
-        display = Display(data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id)
+        display = Display(
+            data=shown.data.merged(), metadata=_metadata(shown.metadata), display_id=shown.display_id,
+            objects=[kind for kind in dict.fromkeys(shown.data.objects) if kind in shown.data.text],
+        )  # fmt: skip
         if shown.kind == "result":
             self.result = shown.data.text.get("text/plain")
         if self._clear_pending:
@@ -52,8 +58,10 @@ def metadata_bytes(metadata: dict[str, Any]) -> int:
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    """Typed by JSON alone: its keys are text, which nobody can make collide."""
+    """Typed by JSON alone: its keys are text, which nobody can make collide. Metadata past its bounds is left out."""
+    if not 0 < len(text) <= _METADATA_CHARACTERS or text.count("[") + text.count("{") > _METADATA_CONTAINERS:
+        return {}
     try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if 0 < len(text) <= _METADATA_CHARACTERS else {}
+        return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return {}

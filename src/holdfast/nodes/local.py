@@ -1,6 +1,7 @@
 """This machine: one keeper, a zygote per environment, and kernels forked from them."""
 
 import asyncio
+import math
 import os
 import resource
 import secrets
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakSet
 
 import anyio
@@ -27,7 +29,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.nodes.lines import Line, LineBroken
-from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox import cgroups, namespaces, shown
 from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.sandbox.mounts import SHARED
 from holdfast.strays import discard
@@ -55,17 +57,33 @@ class Incarnation(msgspec.Struct, frozen=True):
 
     kernel: Kernel
     cgroup: cgroups.Cgroup
+    meminfo: int
+    """The file that it sees as /proc/meminfo."""
+    cap_bytes: int
     listener: socket.socket | None = None
     """In its network, where it finds our proxy; None: it has no way out."""
+
+    def show_memory(self) -> None:
+        """Let it see what is free below its cap now."""
+        used = self.cgroup.memory_pinned_bytes()
+        os.pwrite(self.meminfo, shown.meminfo(self.cap_bytes, used_bytes=used), 0)
 
     async def end(self, *, patience_s: float = DEATH_S) -> None:
         """Kill all of it and leave nothing behind. Raises ProcessStuck."""
         self.kernel.close()
+        os.close(self.meminfo)
         try:
             await discard(self.cgroup, patience_s=patience_s)
         finally:  # when nobody is left who could listen in our place
             if self.listener is not None:
                 self.listener.close()
+
+
+class _Zygote(NamedTuple):
+    environment: Environment
+    line: Line
+    sessions_at: tuple[int, int]
+    """Which directory it has as that of the sessions."""
 
 
 class LocalNode:
@@ -77,7 +95,7 @@ class LocalNode:
         self._at_work = 0
         self._home = home
         self._keeper: Line | None = None
-        self._zygotes: dict[str, tuple[Environment, Line]] = {}
+        self._zygotes: dict[str, _Zygote] = {}
         self._starting = anyio.Lock()
         self._replacing = anyio.Lock()
         self._closed = False
@@ -135,7 +153,7 @@ class LocalNode:
 
     async def _revive(self) -> None:
         """Have another keeper, and what sessions are forked from, before they are asked for."""
-        environments = [environment for environment, _ in self._zygotes.values()]
+        environments = [zygote.environment for zygote in self._zygotes.values()]
         try:
             await self._living_keeper()
             for environment in environments:
@@ -156,7 +174,7 @@ class LocalNode:
 
     async def _replace_keeper(self) -> None:
         self._note_keeper_end()
-        zygotes = [line for _, line in self._zygotes.values()]
+        zygotes = [zygote.line for zygote in self._zygotes.values()]
         self._zygotes.clear()
         for line in (*zygotes, self._keeper):
             if line is not None:
@@ -217,20 +235,20 @@ class LocalNode:
         )
         request = wire.ForkSession(
             session=session, stage=stage, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
-            shm_bytes=limits.memory_bytes // 2,
+            processors=_processors(limits.cpus), shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes + limits.undo if self.tree.kind == "watchdog" else None,
             shared=self._shared(shared, SHARED, guest=ids.file_owner), past_proxy=past_proxy,
         )  # fmt: skip
         try:
-            kernel, listener = await self._fork_kernel(environment, request, cgroup)
+            kernel, meminfo, listener = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
         self._forked.add(cgroup)
-        return Incarnation(kernel, cgroup, listener)
+        return Incarnation(kernel, cgroup, meminfo, limits.memory_bytes, listener)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -284,7 +302,7 @@ class LocalNode:
         if self._reviving is not None:
             self._reviving.cancel()
             await asyncio.wait([self._reviving])  # however it ended
-        for line in (*(line for _, line in self._zygotes.values()), self._keeper):
+        for line in (*(zygote.line for zygote in self._zygotes.values()), self._keeper):
             if line is not None:
                 line.close()
         if self._keeper is not None:
@@ -292,20 +310,20 @@ class LocalNode:
 
     async def _fork_kernel(
         self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
-    ) -> tuple[Kernel, socket.socket | None]:
+    ) -> tuple[Kernel, int, socket.socket | None]:
         kernel, guest_fds = _make_kernel()
         guest_fds += cgroup.join_fds()
-        listeners: list[socket.socket] = []
+        received: list[int] = []
         try:
-            listeners += await self._ask_zygote(environment, request, guest_fds)
-            if len(listeners) != (request.past_proxy is not None):
-                raise LineBroken(f"{len(listeners)} listeners came with it")
+            received += await self._ask_zygote(environment, request, guest_fds)
+            if len(received) != 1 + (request.past_proxy is not None):
+                raise LineBroken(f"{len(received)} descriptors came with it")
             with anyio.fail_after(_FORK_TIMEOUT_S):
                 await kernel.wait_ready()
         except BaseException as error:
             kernel.close()
-            for listener in listeners:
-                listener.close()
+            for fd in received:
+                os.close(fd)
             if not isinstance(error, (OSError, LineBroken, TimeoutError)):
                 raise
             raise KernelStartFailed(
@@ -315,36 +333,37 @@ class LocalNode:
         finally:
             for fd in guest_fds:
                 os.close(fd)
-        return kernel, next(iter(listeners), None)
+        meminfo, *listeners = received
+        return kernel, meminfo, next(map(_listener, listeners), None)
 
-    async def _ask_zygote(
-        self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]
-    ) -> list[socket.socket]:
+    async def _ask_zygote(self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]) -> list[int]:
         zygote = await self._zygote(environment)
         try:
             try:
-                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
             except LineBroken:
                 # The zygote died: running sessions go on without it, and new ones come from its successor.
                 zygote = await self._zygote(environment)
-                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
         except TimeoutError:
             zygote.close()  # a late answer, with its listener, would be taken for the next session's
             raise
-        listeners = [socket.socket(fileno=fd) for fd in received]
-        for listener in listeners:
-            listener.setblocking(False)
-        return listeners
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
-            _, line = self._zygotes.get(environment.prefix, (environment, None))
-            if line is None or line.is_broken():
-                if line is not None:
-                    line.close()
+            zygote, sessions_at = self._zygotes.get(environment.prefix), self._find_sessions()
+            # Another disk may be mounted there since, or none: a zygote has, and holds, the one that it started with.
+            if zygote is None or zygote.line.is_broken() or zygote.sessions_at != sessions_at:
+                if zygote is not None:
+                    zygote.line.close()
                 line = await self._start_zygote(environment)
-                self._zygotes[environment.prefix] = environment, line
-            return line
+                zygote = self._zygotes[environment.prefix] = _Zygote(environment, line, sessions_at)
+            return zygote.line
+
+    @durable.ours("looking for the sessions' directory")
+    def _find_sessions(self) -> tuple[int, int]:
+        found = os.stat(self._home.sessions)
+        return found.st_dev, found.st_ino
 
     async def _start_zygote(self, environment: Environment) -> Line:
         keeper = await self._living_keeper()
@@ -382,6 +401,21 @@ class LocalNode:
             return None
         status = directory.stat()
         return wire.Shared(path=path, identity=identity, owner=(status.st_uid, status.st_gid), guest=guest)
+
+
+def _listener(fd: int) -> socket.socket:
+    listener = socket.socket(fileno=fd)
+    listener.setblocking(False)
+    return listener
+
+
+def _processors(cpus: float) -> int:
+    """How many a session with this share is shown: no fraction, and none that the machine lacks.
+
+    >>> _processors(0.5)
+    1
+    """
+    return max(1, min(math.ceil(cpus), len(os.sched_getaffinity(0))))
 
 
 def _raise_open_files_limit() -> None:

@@ -55,6 +55,11 @@ class Intact:
                     found.append(path)
         return found
 
+    def missing(self, known: Iterable[str]) -> list[str]:
+        """Committed files that are not there any more."""
+        with Cursor(self._files) as cursor:
+            return [path for path in sorted(known) if _sign_at(cursor, path) is None]
+
     def strange(self, paths: Sequence[str], known: Mapping[str, FileEntry]) -> dict[str, FileEntry | None]:
         """Of these, what is not as committed, and what is there instead; None: nothing that could be read."""
         found: dict[str, FileEntry | None] = {}

@@ -23,11 +23,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdfast import durable
-from holdfast.errors import DiskRefused, InvalidSetting, SessionHalted
+from holdfast.errors import FilesLost, InvalidSetting, SessionHalted
 from holdfast.faults import crashpoint
 from holdfast.records import Change
 from holdfast.resources.census import Census
-from holdfast.resources.descent import Cursor, Identity, Owner, Parts, Tree, chmod, look, owner_of, parts_of
+from holdfast.resources.descent import (
+    Cursor,
+    Identity,
+    Owner,
+    Parts,
+    Tree,
+    chmod,
+    identity_of,
+    look,
+    owner_of,
+    parts_of,
+)
 from holdfast.resources.intact import Intact
 from holdfast.resources.measuring import Usage, measure, plus, unlinked_bytes
 from holdfast.sandbox.mounts import DIRECTORIES
@@ -49,6 +60,8 @@ class Workspace:
         self.census: Census | None = None
         """The shared directory as it was when the run began; None: nobody has looked since it was published to."""
         self.intact = Intact(self.files)
+        self._places: list[Identity | None] = []
+        """Of the areas, since `prepare`."""
         self._guest: int | None = None
         """Whose the stages are, where the host may give files away."""
         self.blobs = path / "blobs"
@@ -106,14 +119,13 @@ class Workspace:
 
     @durable.ours("the session's directories")
     def mend(self) -> None:
-        """Make those of our own directories again that somebody removed. Raises DiskRefused if the committed files
-        are not there: they come from nowhere else."""
+        """Make those of our own directories again that somebody removed. Raises FilesLost if the committed files are
+        not there, or others are: they come from nowhere else."""
         for own in (self.path, self.files.root, *(self.files.area(name) for name in DIRECTORIES)):
             if not own.is_dir():
-                raise DiskRefused(
-                    f"the session's files are not there: {own.name} was removed or unmounted",
-                    hint="put it back (mount the disk, or restore a backup), then run it again",
-                )
+                raise _lost(own, self.path.name)
+        if self._places and self._places != self._areas():
+            raise _lost(self.files.root, self.path.name)
         for own in self._own():
             own.mkdir(mode=0o700, exist_ok=True)
 
@@ -122,9 +134,12 @@ class Workspace:
         """Make the directories; or, where they are, give the files to whoever the session's guest is now."""
         if not self.path.exists():
             self.create(owner=owner)
-        elif self.shared is None and owner is not None and owner != os.stat(self.files.root / "data").st_uid:
+        else:
+            self.mend()
+        if self.shared is None and owner is not None and owner != os.stat(self.files.root / "data").st_uid:
             _give(self.files.root, owner)
         self._guest = owner
+        self._places = self._areas()
 
     def new_stage(self) -> str:
         """Make the directories of a stage; its name. All of them, or none."""
@@ -141,6 +156,7 @@ class Workspace:
         return name
 
     def _make_stage(self, stage: Path, work: Path) -> None:
+        self._stages.mkdir(mode=0o700, exist_ok=True)
         for directory in (stage, work):
             directory.mkdir(mode=0o700)
         if self.shared is not None:
@@ -212,16 +228,44 @@ class Workspace:
 
     @durable.ours("removing the session's files")
     def remove(self) -> None:
-        """All of it or nothing: a session without its directory is deleted, and one rename takes it away. What is cut
-        short after that is finished by whoever opens the home next (`opening`). Not the journal decides: it needs room
-        on a disk which this may be about to free."""
-        name, gone = self.path.name, f"{MOVED}{self.path.name}"
+        """All of it or nothing: one rename takes the directory away. The new name says that the session was deleted. It
+        stays, empty, until the journal says it too (`forget_removal`). The next opening finishes what was cut short
+        (`opening`). The journal cannot come first: it needs room on a disk which this may be about to free."""
         with durable.closing_fd(self._open_parent()) as sessions, suppress(FileNotFoundError):
-            durable.rename(name, gone, src_dir=sessions, dst_dir=sessions)
+            durable.rename(self.path.name, self._removed.name, src_dir=sessions, dst_dir=sessions)
             durable.sync_directory(sessions)
         crashpoint("remove.moved")
-        remove_tree(self.path.with_name(gone))
+        if self._removed.exists():
+            empty_tree(self._removed)
         crashpoint("remove.emptied")
+
+    @property
+    def _removed(self) -> Path:
+        return self.path.with_name(f"{MOVED}{self.path.name}")
+
+    def is_removed(self) -> bool:
+        """Whether its directory is gone because the session was deleted."""
+        return self.is_gone() and os.path.lexists(self._removed)
+
+    def forget_removal(self) -> None:
+        """The journal has it."""
+        with suppress(FileNotFoundError):
+            os.rmdir(self._removed)
+
+    def has_content(self) -> bool:
+        """Whether anything was ever committed here: then it is not removed unless the user says so."""
+        kept = [self.files.root / name for name in DIRECTORIES] + [self.blobs, self.manifests]
+        return any(os.path.isdir(directory) and os.listdir(directory) for directory in kept)
+
+    def _areas(self) -> list[Identity | None]:
+        """Which directories hold what is committed; a shared one is looked at where it is used."""
+        found = list[Identity | None]()
+        for name in DIRECTORIES:
+            try:
+                found.append(identity_of(os.stat(self.files.root / name)))
+            except OSError:
+                found.append(None)
+        return found
 
 
 def _take_rights(cursor: Cursor, parts: Parts, *, but: int) -> None:
@@ -229,6 +273,14 @@ def _take_rights(cursor: Cursor, parts: Parts, *, but: int) -> None:
     status = look(parts[-1], dir_fd=cursor.fd) if cursor.go(parts[:-1]) else None
     if status is not None and stat.S_ISREG(status.st_mode) and (mode := stat.S_IMODE(status.st_mode)) & ~but:
         chmod(parts[-1], mode & but, dir_fd=cursor.fd)
+
+
+def _lost(missing: Path, session: str) -> FilesLost:
+    return FilesLost(
+        f"the session's files are not there: {missing} was removed, replaced or unmounted",
+        hint="put it back (mount the disk, or restore a backup), then run it again; or delete the session, with its "
+        f"receipts: holdfast end {session}",
+    )
 
 
 def refuse_foreign(directory: Path) -> None:
@@ -268,15 +320,19 @@ def _give(files: Path, owner: int) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree, however deep and however its modes.
+    """Remove a tree, however deep and however its modes."""
+    if os.path.isdir(path):
+        empty_tree(path)
+        os.rmdir(path)
+
+
+def empty_tree(path: Path) -> None:
+    """Remove all that is in a directory.
 
     Every subdirectory is first moved to the top, so that no path is ever longer than two names: a guest can nest
     deeper than recursion, PATH_MAX or the number of descriptors reach.
     """
-    try:
-        top = os.open(path, _DIRECTORY)
-    except FileNotFoundError:
-        return
+    top = os.open(path, _DIRECTORY)
     try:
         # Left by a removal that was cut short: theirs are the first to be emptied, ours get names of their own.
         queue = deque(name for name in os.listdir(top) if name.startswith(MOVED))
@@ -292,7 +348,6 @@ def remove_tree(path: Path) -> None:
             os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
-    os.rmdir(path)
 
 
 def _empty(directory: int, top: int) -> list[str]:

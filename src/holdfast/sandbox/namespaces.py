@@ -28,9 +28,14 @@ SESSION_NAMESPACES = (
 
 
 def enter_outer(*, as_root: bool) -> None:
-    """Make the outer layer for this process; its children will live in the new pid namespace."""
+    """Make the outer layer for this process; its children will live in the new pid namespace.
+
+    Root's keeper mounts nothing itself and stays in the host's mount namespace: a copy of that would hold every disk
+    of the host for as long as the keeper lives, also those that are unmounted meanwhile. An ordinary user's copy comes
+    with his user namespace; Linux makes it a slave of the host's, so that unmounts on the host reach it.
+    """
     if as_root:
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID)
+        linux.unshare(linux.CLONE_NEWPID)
         return
     uid, gid = os.geteuid(), os.getegid()
     second = second_id(uid, gid)

@@ -18,10 +18,11 @@ from holdfast.errors import (
     DiskReadOnly,
     HoldfastError,
     InvalidSetting,
+    JournalLost,
     SessionHalted,
     disk_failed,
 )
-from holdfast.store import queries
+from holdfast.store import accidents, queries
 
 _SYNC_FAILED = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -37,11 +38,18 @@ class SyncFailed(DiskFailed):
     when the file is opened anew, or is not."""
 
 
+class JournalGone(JournalLost, SyncFailed):
+    """The journal was deleted or replaced under us. A commit that ends with this is there when the journal is opened
+    anew, or is not."""
+
+
 def open_writable(path: Path) -> sqlite3.Connection:
     """Make the file if need be. Every commit is durable when it returns."""
+    accidents.refuse_if_gone(path)
     _create(path)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     with _closed_on_failure(db), failures_told(path):
+        accidents.refuse_if_truncated(path, db)
         db.execute("pragma journal_mode = wal")
         # FULL, not the usual NORMAL: in WAL mode NORMAL may lose the last commits on power loss, and a lost
         # `Verified` would undo a published run.
@@ -80,6 +88,7 @@ def _create(path: Path) -> None:
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     if not path.exists():
+        accidents.refuse_if_gone(path)
         raise InvalidSetting(f"{path} does not exist", hint="name a home that has been used: HOLDFAST_HOME or home=")
     with failures_told(path):
         try:

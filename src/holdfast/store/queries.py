@@ -104,6 +104,8 @@ RUNS_OF_SESSION_NEWEST_FIRST = "select id from runs where session = ? order by k
 UNSETTLED = "select session, id from runs where last <> 'Settled' order by key"
 UNSETTLED_OF_SESSION = "select session, id from runs where last <> 'Settled' and session = ? order by key"
 
+LAST_RECORD = "select max(key) from records"
+
 # -- sessions ----------------------------------------------------------------------------------------------------
 
 PUT_SESSION = "insert into sessions (id, body) values (?, ?) on conflict do update set body = excluded.body"
@@ -122,6 +124,9 @@ DROP_SESSION = (
     "delete from losses where session = ?",
     "delete from sessions where id = ?",
 )
+# Keys of records only grow (`accidents`): a record of no run keeps the place of the last one when that is deleted.
+DROP_PLACEHOLDER = "delete from records where run = 0"
+KEEP_PLACE = "insert or ignore into records (key, run, body) values (?, 0, x'')"
 
 # -- what runs leave ---------------------------------------------------------------------------------------------
 
@@ -157,6 +162,7 @@ KEY = "select body from keys where session = ? and key = ?"
 PUT_RESULT = "insert into results (run, session, body) values (?, ?, ?) on conflict do update set body = excluded.body"
 RESULT = "select body from results where run = ?"
 RESULTS_OF_SESSION = "select run from results where session = ? order by rowid"
+RESULT_BYTES = "select length(body) from results where run = ? and session = ?"
 DROP_RESULT = "delete from results where run = ? and session = ?"
 # The primary key leads to them; which of them are calls is looked at more closely.
 CALLS = "select key, body from keys where session = ? and key >= 'call-' and key < 'call.'"

@@ -20,7 +20,8 @@ import msgspec
 from holdfast import api, protocol
 from holdfast.errors import DiskFailed
 from holdfast.records import AnyRecord, Executed, FileEntry, Lost, Planned, Saved, Sent, Settled, Unsent, Verified
-from holdfast.store import connection, queries
+from holdfast.store import accidents, connection, queries
+from holdfast.store.accidents import Seen
 from holdfast.store.rows import (
     AnyWrite,
     Append,
@@ -47,6 +48,8 @@ _TYPES: dict[str, type[AnyRecord]] = {
     each.__name__: each for each in (Planned, Saved, Sent, Unsent, Executed, Verified, Settled)
 }
 _encode = msgspec.msgpack.Encoder().encode
+_ROW_BYTES = 100
+"""What a row takes beside its body, in its table and indexes."""
 
 
 class Store:
@@ -55,9 +58,23 @@ class Store:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
         self._broken: DiskFailed | None = None
+        self.kept_bytes: dict[str, int] = {}
+        """What was written of each session's runs and is kept; what a commit that failed would have added stays in."""
         self._db = connection.open_read_only(path) if read_only else connection.open_writable(path)
+        self._seen = None if read_only else self._watch()
+
+    def _watch(self) -> Seen:
+        try:
+            with connection.failures_told(self._path):
+                return Seen(self._path, self._db)
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
+        if self._seen is not None:
+            self._seen.close()
+            self._seen = None
         self._db.close()
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -97,9 +114,19 @@ class Store:
         try:
             with self._failures_told():
                 self._db.execute("commit")
+                self._refuse_lost()
         except BaseException:
             self.abandon()
             raise
+
+    def _refuse_lost(self) -> None:
+        """A commit is durable only in the files that the next one to open the journal finds."""
+        if self._seen is not None and (wrong := self._seen.confirm()):
+            raise connection.JournalGone(
+                f"{wrong}: {self._seen.rescue()}",
+                hint="end this process and start it again: the start says whether anything is missing. Nothing more is "
+                "acknowledged until then",
+            )
 
     def abandon(self) -> None:
         """Nothing is staged any more."""
@@ -128,6 +155,10 @@ class Store:
             raise TypeError(f"{type(write).__name__} is no write")
         apply(self, write)
 
+    def _count(self, session: str, *bodies: bytes) -> None:
+        more = sum(map(len, bodies)) + _ROW_BYTES * len(bodies)
+        self.kept_bytes[session] = self.kept_bytes.get(session, 0) + more
+
     def _append(self, run: str, writes: Sequence[Append]) -> None:
         """Records of one run that follow one another: its row is looked up and changed once."""
         key, owner, last = self._db.execute(queries.FIND_RUN, (run,)).fetchone() or (None, writes[0].session, None)
@@ -142,21 +173,29 @@ class Store:
             key = self._db.execute(queries.OPEN_RUN, (run, owner, last)).lastrowid
         else:
             self._db.execute(queries.ADVANCE_RUN, (last, key))
-        self._db.executemany(queries.ADD_RECORD, [(key, _encode(write.record)) for write in writes])
+        bodies = [_encode(write.record) for write in writes]
+        self._db.executemany(queries.ADD_RECORD, [(key, body) for body in bodies])
+        self._count(owner, *bodies)
 
     def _put_session(self, write: PutSession) -> None:
         self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
 
     def _drop_session(self, write: DropSession) -> None:
+        last = accidents.last_record(self._db)
         for query in queries.DROP_SESSION:
             self._db.execute(query, (write.session,))
+        self._db.execute(queries.DROP_PLACEHOLDER)
+        self._db.execute(queries.KEEP_PLACE, (last,))
+        self.kept_bytes.pop(write.session, None)
 
     def _put_receipt(self, write: PutReceipt) -> None:
         row = write.row
         self._db.execute(queries.ADD_RECEIPT, (write.session, row.number, row.run, row.sha256, row.envelope))
+        self._count(write.session, row.envelope)
 
     def _put_version(self, write: PutVersion) -> None:
-        self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, _encode(write.row)))
+        self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, body := _encode(write.row)))
+        self._count(write.session, body)
 
     def _put_files(self, write: PutFiles) -> None:
         self._db.executemany(queries.DROP_FILE, ((write.session, path) for path in write.gone))
@@ -169,16 +208,23 @@ class Store:
         self._db.executemany(queries.PUT_NAME, rows)
 
     def _put_key(self, write: PutKey) -> None:
-        self._db.execute(queries.PUT_KEY, (write.session, write.row.key, _encode(write.row)))
+        self._db.execute(queries.PUT_KEY, (write.session, write.row.key, body := _encode(write.row)))
+        self._count(write.session, body)
 
     def _put_result(self, write: PutResult) -> None:
         self._db.execute(queries.PUT_RESULT, (write.run, write.session, write.body))
+        self._count(write.session, write.body)
 
     def _drop_results(self, write: DropResults) -> None:
+        for run in write.runs:
+            for (size,) in self._db.execute(queries.RESULT_BYTES, (run, write.session)).fetchall():
+                left = self.kept_bytes.get(write.session, 0) - size - _ROW_BYTES
+                self.kept_bytes[write.session] = max(0, left)
         self._db.executemany(queries.DROP_RESULT, ((run, write.session) for run in write.runs))
 
     def _put_lost(self, write: PutLost) -> None:
-        self._db.execute(queries.ADD_LOSS, (write.session, _encode(write.lost)))
+        self._db.execute(queries.ADD_LOSS, (write.session, body := _encode(write.lost)))
+        self._count(write.session, body)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ def _outcome(run: Run) -> Iterator[str]:
 
 def _in_words(error: RunError, *, told_below: bool) -> Iterator[str]:
     if not told_below and not _has_traceback(error):
-        yield f"{visible(error.name)}: {error.message}"
+        yield f"{visible(error.name)}: {_clipped(error.message)}"
     if error.hint:
         yield f"hint: {error.hint}"
 
@@ -201,8 +201,7 @@ def _facts(run: Run) -> dict[str, Any]:
             "stderr": _clipped(run.stderr),
             "exit_code": run.exit_code,
             "next_input": run.next_input,
-            "error": run.error
-            and msgspec.structs.replace(run.error, traceback=_clipped(run.error.traceback), blocks=[]),
+            "error": run.error and _clipped_error(run.error),
             "outputs": run.outputs[: _MOST_ITEMS * 10],
             "names": dict(list(run.names.items())[: _MOST_ITEMS * 10]),
             "names_gone": run.names_gone[: _MOST_ITEMS * 10],
@@ -263,6 +262,11 @@ def of_recovery(recovery: Recovery, codes: Mapping[str, str]) -> Answer:
     told = [f"Code of {run}:\n{_clipped(code)}" for run, code in codes.items()]
     facts = {**msgspec.structs.asdict(_latest(recovery)), "codes": {run: _clipped(code) for run, code in codes.items()}}
     return Answer(text="\n".join([recovery.text, *told]), facts=_plain(facts))
+
+
+def _clipped_error(error: RunError) -> RunError:
+    message, traceback = _clipped(error.message), _clipped(error.traceback)
+    return msgspec.structs.replace(error, message=message, traceback=traceback, blocks=[])
 
 
 def _latest(recovery: Recovery) -> Recovery:
