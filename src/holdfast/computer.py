@@ -259,6 +259,9 @@ class Computer:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()
+            if self.memory_cap == "cgroup":  # to add it up from its processes takes milliseconds
+                with suppress(OSError):
+                    self.now.show_memory()
             if not self.now.kernel.is_lost():
                 self._seen_alive = time.time()
 
@@ -398,7 +401,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

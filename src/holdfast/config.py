@@ -1,5 +1,6 @@
 """Settings: name, default, one sentence each; and how people write sizes and durations."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,8 +19,12 @@ _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 
 MIN_MEMORY_BYTES = 64 << 20
 MOST_LIST_BYTES = 32 << 20
+_VERSIONS = 20
 _LIST_PART = 32
 """A list may take this part of the disk limit: of files of one block each, paths of 60 bytes are listed in full."""
+LEAST_JOURNAL_BYTES = 256 << 20
+_JOURNAL_PART = 4
+"""A journal may take this part of the disk limit: at the default limit it holds half a million short runs."""
 MOST_UNDO = 16
 MOST_VERSIONS = 100
 # What is more than any machine has; past it neither Linux nor the journal takes the number.
@@ -64,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The largest cell."""
     undo: int = 0
     """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
-    versions: int = 20
+    versions: int = _VERSIONS
     """Latest versions that `restore` can go back over; those that changed no file cost nothing and are not counted."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
@@ -72,8 +77,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def list_bytes(self) -> int:
         """How long a list of all files and directories in /mnt/data, /tmp and $HOME may be: each counts its path and 67
-        bytes. The host keeps that list in memory and on disk, for each version."""
-        return min(self.disk_bytes // _LIST_PART, MOST_LIST_BYTES)
+        bytes. The host keeps that list in memory and on disk, for each version: the lists of all `versions` together
+        take two thirds of the disk limit at most."""
+        part = _LIST_PART * max(1, math.ceil(self.versions / _VERSIONS))
+        return min(self.disk_bytes // part, MOST_LIST_BYTES)
+
+    @property
+    def journal_bytes(self) -> int:
+        """What the journal may hold of the session's runs: their code, answers, receipts and changes."""
+        return max(self.disk_bytes // _JOURNAL_PART, LEAST_JOURNAL_BYTES)
 
     @property
     def snapshot_reserve_bytes(self) -> int:

@@ -158,6 +158,7 @@ class Workspace:
         return name
 
     def _make_stage(self, stage: Path, work: Path) -> None:
+        self._stages.mkdir(mode=0o700, exist_ok=True)
         for directory in (stage, work):
             directory.mkdir(mode=0o700)
         if self.shared is not None:
