@@ -273,13 +273,14 @@ class Computer:
                 self._seen_alive = time.time()
 
     def is_hurt(self) -> bool:
-        """Whether its kernel, or the snapshot beside it, was ended while it was at rest. A frozen process that was
-        killed may live until it is thawed (cgroup v1): it runs nothing any more, and counts as dead."""
+        """Whether its kernel, or the snapshot beside it, was ended while it was at rest. On cgroup v1 a frozen process
+        that was killed lives until it is thawed: it runs nothing any more, and counts as dead."""
         if self.now is None:
             return True
         kernel = self.now.kernel
         lost = kernel.is_lost() or (self._is_guarded and not kernel.has_snapshot())
-        return lost or (self._at_rest and bool(kernel.doomed()))
+        dies_late = self._at_rest and self._node.tree.freezers is not None
+        return lost or (dies_late and bool(kernel.doomed()))
 
     async def find_death(self) -> str | None:
         """How and when the kernel ended that was at rest; None: it did not. Afterwards all that was to die is dead."""
