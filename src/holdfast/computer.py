@@ -266,6 +266,9 @@ class Computer:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()
+            if self.memory_cap == "cgroup":  # to add it up from its processes takes milliseconds
+                with suppress(OSError):
+                    self.now.show_memory()
             if not self.now.kernel.is_lost():
                 self._seen_alive = time.time()
 

@@ -292,7 +292,8 @@ class _Transaction:
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
         done = executed(self.id, execution, execution.error, kernel_replaced=self._kernel_replaced())
-        size = work_of(self.before, verdict.changes)
+        told = execution.outcome.finished
+        size = work_of(self.before, verdict.changes, [*told.names, *told.gone] if told else [])
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )

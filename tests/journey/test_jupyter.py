@@ -617,6 +617,16 @@ def test_papermill_stops_at_an_exit_with_success(home: Path, tmp_path: Path) -> 
 # -- how it begins and ends --------------------------------------------------------------------------------------
 
 
+def test_the_log_has_the_prefix_that_clients_leave_out(home: Path, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, opened(stderr=log, extra_arguments=["--debug"]) as notebook:
+        assert notebook.value("1") == "1"
+    lines = (tmp_path / "log").read_text().splitlines()
+
+    assert any(line.startswith("[IPKernelApp] ") for line in lines)
+    assert [line for line in lines if line.startswith("[") and not line.startswith("[IPKernelApp] ")] == []
+    end_server(home)
+
+
 def test_a_restart_begins_anew_and_leaves_nothing_of_the_old(home: Path) -> None:
     with opened() as notebook:
         notebook.run("x = 1\nopen('old.txt', 'w').write('x')")

@@ -21,6 +21,7 @@ from types import ModuleType, TracebackType
 
 import msgspec
 
+from holdfast.guest import missing
 from holdfast.guest.display import text
 from holdfast.guest.shell import GuestShell
 from holdfast.kernel import wire
@@ -83,6 +84,7 @@ def _told(body: Callable[[], object]) -> wire.Raised | None:
 
 def _raised(error: BaseException, trace: TracebackType | None) -> wire.Raised:
     name = type(error).__name__
+    hint = missing.hint(error)
     try:
         message = str(error)
         shown = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
@@ -90,7 +92,7 @@ def _raised(error: BaseException, trace: TracebackType | None) -> wire.Raised:
         message, shown = f"<{name} whose str() failed>", name
     return wire.Raised(
         name=text(name[:200]), message=text(wire.cut_end(message)), traceback=text(wire.cut_middle(shown)),
-        kind="exception", line=trace.tb_lineno if trace else None,
+        kind="exception", line=trace.tb_lineno if trace else None, hint=hint,
     )  # fmt: skip
 
 

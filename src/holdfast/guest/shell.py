@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import fnmatch
 import getpass
+import importlib.util
 import itertools
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from IPython.utils.text import LSString, SList
 from IPython.utils.tokenutil import token_at_cursor
 from traitlets.config import Config
 
-from holdfast.guest import commands
+from holdfast.guest import commands, missing
 from holdfast.guest.display import GuestDisplayHook, GuestDisplayPublisher, Nobody, Sink, mime, text
 from holdfast.guest.event_loop import CellLoop
 from holdfast.guest.namespace import type_name
@@ -189,6 +190,7 @@ class GuestShell(InteractiveShell):
             print("No traceback available to show.", file=sys.stderr)
             return
         hint, has_no_text = _name_what_was_shown(error, trace, self.user_ns)
+        hint = hint or missing.hint(error)
         if isinstance(error, UsageError):
             self.show_usage_error(error)
         elif isinstance(error, SyntaxError) and not running_compiled_code:
@@ -415,6 +417,8 @@ def make_shell() -> GuestShell:
     shell = GuestShell.instance(config=config)
     shell.loop_runner = run_to_end
     shell.cell_loop.install()
+    for name in ("pip", "uv"):
+        _use_command(shell, name)
     warnings.filterwarnings("ignore", message="To exit: use")
     # The host ends it after each run, as it ends every process; `multiprocessing` starts another.
     warnings.filterwarnings("ignore", message="resource_tracker: process died unexpectedly")
@@ -422,6 +426,19 @@ def make_shell() -> GuestShell:
     builtins.input = refuse_input
     getpass.getpass = refuse_input
     return shell
+
+
+def _use_command(shell: GuestShell, name: str) -> None:
+    """`%pip` in an environment without the module `pip`: as `!pip`, which says what to do instead."""
+    own = shell.magics_manager.magics["line"][name]
+
+    def magic(line: str) -> None:
+        if importlib.util.find_spec(name) is None:
+            shell.system(f"{name} {line}")
+        else:
+            own(line)
+
+    cast(Any, shell).register_magic_function(magic, magic_name=name)
 
 
 def dedent(lines: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
 from tornado import ioloop
+from traitlets import Unicode
 
 from holdfast.jupyter.desk import Desk
 from holdfast.jupyter.kernel import HoldfastKernel
@@ -26,6 +27,8 @@ class KernelApp(IPKernelApp):
     """`IPKernelApp` without what is meant for code that runs in this process."""
 
     name = "holdfast-kernel"
+    # Clients know lines of a kernel's log by this prefix, and leave them out.
+    log_format = Unicode("[IPKernelApp]%(highlevel)s %(message)s").tag(config=True)
 
     def __init__(self, *, chosen: Chosen, **traits: Any) -> None:
         # No captured stdout, and nothing imported from the notebook's directory.

@@ -151,7 +151,7 @@ def _become_zygote(request: wire.StartZygote, fds: list[int]) -> None:
 def _zygote_environment() -> dict[str, str]:
     """What guests inherit: nothing of the host's environment."""
     environment = {
-        "PATH": f"{mounts.ENV}/bin:{mounts.PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{mounts.ENV}/bin:{mounts.INSTALLERS}:{mounts.PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": mounts.HOME,
         "USER": "user",
         "LANG": "C.UTF-8",

@@ -135,6 +135,8 @@ class ForkSession(Message, frozen=True):
     """The same for pid 1; equal to `kernel_id` where only one id can be mapped."""
     memory_bytes: int
     """The cap, so that the guest can say how near it came. The cgroup keeps it."""
+    processors: int
+    """How many it is shown, and its libraries are told to use. The cgroup keeps what it may use of them."""
     shm_bytes: int
     file_bytes: int
     open_files: int
@@ -144,6 +146,10 @@ class ForkSession(Message, frozen=True):
     past_proxy: tuple[str, ...] | None = None
     """Listen at `EGRESS_ADDRESS` in the session's network, and hand that to the host, whose proxy answers there: to
     all but these names, which are the guest's own. None: there is no way out."""
+
+
+MOST_FDS_BACK = 2
+"""That come with the answer: the file behind its /proc/meminfo, and the listener of its way out."""
 
 
 class Forked(Message, frozen=True):

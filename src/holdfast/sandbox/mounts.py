@@ -8,10 +8,11 @@ inherits a private copy of that mount table and puts its own pieces on top (`ent
     /opt/holdfast         this package, read-only
     /etc                  a handful of files made here
     /dev                  null zero full random urandom, and shm (RAM, counted against the cap)
-    /proc                 a fresh one that shows the session's own processes
+    /proc                 a fresh one that shows the session's own processes, and its cap as the machine's memory
+    /sys                  the list of its processors (`shown`), and nothing else
     /mnt/data /tmp /home/user   the session's disk, staged on an overlay
 
-There is no /sys, /root, /run of the host and no socket of it. All of it stays read-only for good: nobody inside
+There is no /root, /run of the host and no socket of it. All of it stays read-only for good: nobody inside
 holds a capability over this mount namespace.
 """
 
@@ -20,12 +21,18 @@ import re
 import shutil
 from pathlib import Path
 
-from holdfast.sandbox import linux
+from holdfast.sandbox import linux, shown
 
 ENV = "/opt/env"
 PYTHON = "/opt/python"
 LIBPYTHON = "/opt/libpython"
 PACKAGE_ROOT = "/opt/holdfast"
+INSTALLERS = f"{PACKAGE_ROOT}/bin"
+"""Commands that say why nothing can be installed. An environment's own `pip` comes first."""
+HOW_TO_INSTALL: str = (
+    "packages come with the environment, and nothing can be installed inside a session: "
+    "install them on the host into a virtual environment, and open the session with env=DIRECTORY (or --env DIRECTORY)"
+)
 WORKSPACE = "/mnt/data"
 HOME = "/home/user"
 GUEST_ID = 1000
@@ -42,6 +49,9 @@ _READ_ONLY = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUI
 # `pressure`: each word sets a trigger that Linux charges to nobody, watches, and takes milliseconds to take down
 # again, so that a process with thousands of them outlives its SIGKILL by minutes.
 _PROC_READ_ONLY = ("/proc/sys", "/proc/pressure")
+_INSTALLERS = ("pip", "pip3", "uv", "conda", "mamba")
+_FINDS_ITS_PYTHON = b"#!/bin/sh\n'''exec' \"$(dirname"
+"""How a script of a relocatable environment begins: it looks for `python` beside itself."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_FILES = ("ld.so.cache", "ld.so.conf", "localtime", "mime.types", "protocols", "services", "debian_version")
@@ -68,9 +78,10 @@ def build_root(
     _bind_system(root)
     interpreter = _bind_environment(root, prefix=prefix, base_prefix=base_prefix, python=python)
     _bind(package, f"{root}{PACKAGE_ROOT}/holdfast")
+    _make_installers(Path(root + INSTALLERS))
     _make_etc(root)
     _make_dev(root)
-    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
+    for directory in ("/proc", shown.PROCESSORS, "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
         os.makedirs(root + directory, exist_ok=True)
     os.symlink("/tmp", f"{root}/var/tmp")  # noqa: S108 (the guest's own)
     linux.mount(sessions, root + SESSIONS, flags=linux.MS_BIND)
@@ -161,8 +172,19 @@ def _make_script(script: Path, target: Path, *, prefix: Path, base_python: str) 
     if head.startswith(shebang):
         target.write_bytes(script.read_bytes().replace(os.fsencode(prefix), ENV.encode(), 1))
         target.chmod(0o755)
+    elif head.startswith(_FINDS_ITS_PYTHON):
+        target.write_bytes(script.read_bytes())
+        target.chmod(0o755)
     elif head:
         target.symlink_to(f"{ENV}/.bin/{script.name}")
+
+
+def _make_installers(target: Path) -> None:
+    """Those of the base interpreter begin with a host path, and fail as if a file of theirs were missing."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in _INSTALLERS:
+        (target / name).write_text(f"#!/bin/sh\necho '{name}: {HOW_TO_INSTALL}' >&2\nexit 1\n")
+        (target / name).chmod(0o755)
 
 
 def _make_etc(root: str) -> None:
