@@ -31,7 +31,7 @@ from holdfast.store import connection
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
-_CODES = {"disk_full", "disk_read_only", "disk_failed"}
+_CODES = {"disk_full", "disk_read_only", "disk_failed", "files_lost"}
 _DISK_BYTES = 24 << 20
 _INODES = 1500
 _LONGEST_S = 0.03

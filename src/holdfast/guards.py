@@ -70,9 +70,8 @@ class DiskGuard:
 
     @durable.ours("looking how much room is left")
     def has_no_room(self) -> bool:
-        """Whether the host's disk is so full that a buffer or two may not have found room there."""
-        status = os.statvfs(self._workspace.path)
-        return status.f_bavail * status.f_frsize < _BUFFERS_BYTES
+        """Whether the host's disk is full by now."""
+        return is_full(self._workspace.path)
 
     def shortage(self) -> DiskFailed | None:
         """What the host's disk refuses, in the state that it is in now: less room than the session was promised, or
@@ -225,6 +224,12 @@ class MemoryWatchdog:
         held = self._cgroup.memory_peak_bytes() >> 20
         message = f"the run needed more than its memory cap of {self._cap_mib} MiB (the watchdog saw {held} MiB)"
         return Stop(reason="out_of_memory", message=message, at_once=True)
+
+
+def is_full(directory: Path | str) -> bool:
+    """Whether a file system has so little room that a file's buffers may have found none."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize < _BUFFERS_BYTES
 
 
 def _too_large(usage: Usage, limit_bytes: int) -> str:

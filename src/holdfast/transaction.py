@@ -220,14 +220,15 @@ class _Transaction:
     def _refuse_for_the_disk(self, execution: Execution) -> None:
         """Raises DiskFailed if the code failed, or may have lost what it wrote, for our disk's sake."""
         self.computer.staging.refuse_if_gone()
+        met = met_disk(execution) if execution.outcome.begun else ""
+        if met and not self.computer.has_full_shm() and (fault := self.computer.disk.shortage()):
+            raise type(fault)(f"{fault.message}; the code met it: {met}", hint=fault.hint)
         # A file that is let go of without close() loses what it could not write, and Python tells nobody.
         if self.computer.disk.has_no_room() and self.computer.staging.has_changes():
             raise DiskFull(
                 "the disk is full: what the run wrote may not be all there",
                 hint="free space where the home is, then run it again",
             )
-        if execution.outcome.begun and (met := met_disk(execution)) and (fault := self.computer.disk.shortage()):
-            raise type(fault)(f"{fault.message}; the code met it: {met}", hint=fault.hint)
 
     async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
         """What was declared is tried first, and that can end as badly as the code itself."""

@@ -3,19 +3,51 @@
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.escape.victim import MOST_HINDERED_S, victim
+from tests.escape.victim import MOST_HINDERED_S, Watched, victim
 
-from holdfast import Session, config
+from holdfast import Session, config, engine
 from holdfast.errors import JournalLimit
 
 MIB = 1 << 20
+MOST_TURN_S = 0.1
+"""The attacks cost one turn 0.3 s and more; with a pace they cost 2 ms."""
 _MUCH_CPU_S = 1.5
 """Of the host, for a run whose files it does not hash."""
+
+
+@contextmanager
+def turns_of_the_loop() -> Iterator[list[float]]:
+    """What the turns of the engine's event loop cost, in the processor's time: other programs of a busy machine do not
+    count. One turn in about a millisecond is measured."""
+    loop, turns, is_over = engine._running().loop, list[float](), False
+
+    def begin() -> None:
+        began = time.thread_time()
+        loop.call_soon(lambda: end(began))
+
+    def end(began: float) -> None:
+        turns.append(time.thread_time() - began)
+        if not is_over:
+            loop.call_later(0.001, begin)
+
+    loop.call_soon_threadsafe(begin)
+    try:
+        yield turns
+    finally:
+        is_over = True
+
+
+def check(watched: Watched, turns: list[float]) -> None:
+    """The waits of the victim depend on what else the machine does; the costs of a turn do not."""
+    assert max(turns) < MOST_TURN_S
+    assert watched.hindered_s < max(MOST_HINDERED_S, 8 * watched.idle_s), watched
+
 
 # -- files -------------------------------------------------------------------------------------------------------
 
@@ -64,7 +96,7 @@ for number in range({}):
     open(f'{{number:0>100}}', 'w').close()
 os.chdir('/mnt/data')
 """
-    with victim() as watched:
+    with victim() as watched, turns_of_the_loop() as turns:
         assert session.run(make.format(3_000)).error is not None
         assert session.run(make.format(400)).error is None
         kept = used_bytes(session, "manifests")
@@ -72,7 +104,7 @@ os.chdir('/mnt/data')
             session.run(f"open('small', 'w').write('{number}')")
 
     assert used_bytes(session, "manifests") - kept < 5 * config.Limits(disk_bytes=64 * MIB).list_bytes
-    assert watched.hindered_s < MOST_HINDERED_S, watched
+    check(watched, turns)
 
 
 def used_bytes(session: Session, part: str) -> int:
@@ -86,6 +118,7 @@ def used_bytes(session: Session, part: str) -> int:
 @pytest.fixture
 def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "LEAST_JOURNAL_BYTES", 2 * MIB)
+    monkeypatch.setattr(config, "_JOURNAL_PART", 1_000)
 
 
 FILLERS: dict[str, Callable[[int], str]] = {
@@ -121,19 +154,20 @@ def test_answers_that_are_dropped_count_no_more(open_session) -> None:
         assert run.error is None, number
 
 
-@pytest.mark.usefixtures("small_journal")
-def test_saving_without_end_is_refused_as_well() -> None:
-    with Session(disk="8M", timeout=60, memory="256M") as session:
+def test_saving_without_end_is_refused_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "LEAST_JOURNAL_BYTES", 20_000)
+    monkeypatch.setattr(config, "_JOURNAL_PART", 10_000)
+    with Session(disk="64M", timeout=60, memory="256M") as session:
         run = session.run("""
 from holdfast import kit
-names = [f'{i:0>200}' for i in range(500)]
+names = [f'{i:0>200}' for i in range(5)]
 for name in names:
     open(name, 'w').close()
-for _ in range(50):
+for _ in range(100):
     kit.save(*names)
 """)
     assert run.error is not None
-    assert "the journal holds" in f"{run.error.message}{run.error.traceback}", run.error
+    assert "the journal holds" in run.error.message
 
 
 # -- egress ------------------------------------------------------------------------------------------------------
@@ -212,7 +246,6 @@ def crowd(code: str, **settings: object) -> None:
         sessions = [opened.enter_context(Session(**settings)) for _ in range(3)]
         for session in sessions:
             session.run("from IPython.display import display")
-        with ThreadPoolExecutor(3) as threads, victim() as watched:
+        with ThreadPoolExecutor(3) as threads, victim() as watched, turns_of_the_loop() as turns:
             list(threads.map(lambda session: session.run(code), sessions))
-
-    assert watched.hindered_s < MOST_HINDERED_S, watched
+    check(watched, turns)

@@ -15,7 +15,7 @@ class NotebookKernel:
     def begin(self, code: str, *, turn: int, silent: bool) -> None:
         """Remember the request, in the form of Jupyter's protocol."""
         self._parent = {
-            "header": {"msg_id": str(turn), "msg_type": "execute_request"},
+            "header": {"msg_id": str(turn), "msg_type": "execute_request", "session": "", "username": "user"},
             "parent_header": {},
             "metadata": {},
             "content": {"code": code, "silent": silent, "store_history": not silent},

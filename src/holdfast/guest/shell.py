@@ -410,6 +410,7 @@ def make_shell() -> GuestShell:
     config = Config()
     config.IPKernelApp = Config()  # many libraries look for this section to see that they run in a notebook
     config.HistoryManager.enabled = False  # it would start a thread
+    config.HistoryManager.hist_file = ":memory:"
     config.InteractiveShell.colors = "nocolor"
     config.InteractiveShell.cache_size = 100
     config.InteractiveShell.banner1 = ""

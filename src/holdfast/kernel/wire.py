@@ -37,24 +37,24 @@ MAX_TEXT = 1_000_000
 """Characters of an exception's message, and of its traceback."""
 
 
-def cut_end(text: str) -> str:
+def cut_end(text: str, most: int = MAX_TEXT) -> str:
     """A message that is too long, and how long it was.
 
     >>> cut_end("x" * 2_000_000)[-45:]
     'xxxx… [cut here: 2,000,000 characters in all]'
     """
-    if len(text) <= MAX_TEXT:
+    if len(text) <= most:
         return text
     mark = f"… [cut here: {len(text):,} characters in all]"
-    return text[: MAX_TEXT - len(mark)] + mark
+    return text[: most - len(mark)] + mark
 
 
-def cut_middle(text: str) -> str:
+def cut_middle(text: str, most: int = MAX_TEXT) -> str:
     """A traceback that is too long: it begins with the cell and ends with the exception."""
-    if len(text) <= MAX_TEXT:
+    if len(text) <= most:
         return text
     mark = f"\n… [cut here: {len(text):,} characters in all] …\n"
-    half = (MAX_TEXT - len(mark)) // 2
+    half = (most - len(mark)) // 2
     return text[:half] + mark + text[-half:]
 
 
