@@ -14,7 +14,7 @@ import msgspec
 from holdfast import protocol
 from holdfast.errors import SessionHalted, VerifyFailed
 from holdfast.model import Run
-from holdfast.receipts import open_envelope, seal
+from holdfast.receipts import open_envelope, seal, signer
 from holdfast.records import AnyRecord, Executed, Planned, Saved, Settled, Verified, requests_sent
 from holdfast.signing import PublicKey, SigningKey
 from holdfast.state import State
@@ -158,7 +158,9 @@ def claimed(row: KeyRow, key: SigningKey) -> KeyRow:
 
 def _is_claimed(row: KeyRow, public: PublicKey) -> bool:
     try:
-        return open_envelope(row.claim, public) == _claim(row)
+        named = signer(row.claim)
+        signed_by = next((each for each in public.accepted if each.key_id == named), public)
+        return open_envelope(row.claim, signed_by) == _claim(row)
     except VerifyFailed:
         return False
 

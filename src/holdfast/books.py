@@ -96,6 +96,7 @@ class Books:
 
         row: SessionRow | None = await self.journal.read(lambda store: store.session(self.session))
         self.row = row or self.row
+        self.journal.count_from(self.session, self.row.journal_bytes)
         self.state, self.losses, self.open = await self.journal.read(read)
         self.files_version = await self.journal.read(lambda store: versions.last_changed(store, self.session))
         self.recent, self.oldest, self.manifests = await self.journal.read(self._walk_back)
@@ -183,7 +184,7 @@ class Books:
     def row_for(self, state: State) -> SessionRow:
         return msgspec.structs.replace(
             self.row, generation=state.generation, version=state.version, ckpt=str(state.ckpt()), head=state.head,
-            receipts=state.receipts, halted=self.halted,
+            receipts=state.receipts, halted=self.halted, journal_bytes=self.journal.kept_bytes(self.session),
         )  # fmt: skip
 
     def register(self) -> None:
@@ -272,6 +273,14 @@ class Books:
                 f"session {self.session} is stopped: {self.halted}",
                 hint=f"`holdfast verify {self.session}` names what is wrong; its files are as they are",
             )
+
+    def why_full(self, limits: Limits) -> str:
+        """Whether the journal holds as much of this session as it may, in words; empty: it does not. A user's own
+        directory is his to fill."""
+        held, limit = self.journal.kept_bytes(self.session), limits.journal_bytes
+        if held <= limit or self.workspace.shared is not None:
+            return ""
+        return f"the journal holds {held >> 20:,} MiB of this session's runs, and its limit is {limit >> 20:,} MiB"
 
     async def read(self, query: Callable[[Store], T]) -> T:
         return await self.journal.read(query)

@@ -15,6 +15,8 @@ from holdfast.model import Memory, Mode, RunError
 
 _MIB = 1 << 20
 _SHORT, _MOST_NAME = 2_000, 200
+_MOST_TEXT = wire.MAX_TEXT + 200
+"""An honest guest cuts first, and then says which cell of a notebook it was."""
 _FATES = {
     "kept": "Variables are as the cell left them.",
     "restored": "Variables are as they were before the run.",
@@ -98,7 +100,8 @@ def of_keeper(at: float) -> str:
 
 def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
     """How a kernel ended that had nothing to do, and when: after it was seen alive, and before it was found dead."""
-    how = _INIT if lost_init else f"the kernel was ended ({_how(deaths)})"
+    reported = any(isinstance(death, Died) for death in deaths)  # pid 1 ends by itself without children
+    how = _INIT if lost_init and not reported else f"the kernel was ended ({_how(deaths)})"
     return f"{how} between two runs: after {_when(after)} and before {_when(found)}"
 
 
@@ -112,9 +115,9 @@ def _bounded(raised: wire.Raised) -> wire.Raised:
     return msgspec.structs.replace(
         raised,
         name=raised.name[:_MOST_NAME],
-        message=wire.cut_end(raised.message),
-        traceback=wire.cut_middle(raised.traceback),
-        blocks=raised.blocks if len(raised.traceback) <= wire.MAX_TEXT else [],
+        message=wire.cut_end(raised.message, _MOST_TEXT),
+        traceback=wire.cut_middle(raised.traceback, _MOST_TEXT),
+        blocks=raised.blocks if len(raised.traceback) <= _MOST_TEXT else [],
         hint=raised.hint[:_SHORT],
     )
 
@@ -138,7 +141,7 @@ def _explain_loss(outcome: Outcome, memory: Evidence) -> RunError:
         if outcome.stop.at_once:
             message = f"{outcome.stop.message}: the kernel was killed."
         return _error(outcome.stop.reason, message, outcome.raised)
-    if memory.keeper_ended_at is not None:
+    if memory.keeper_ended_at is not None and outcome.died is None:
         begun = "" if outcome.begun else ", before the code began"
         return _error("kernel_lost", f"{of_keeper(memory.keeper_ended_at)}{begun}.", outcome.raised)
     if outcome.lost_init:

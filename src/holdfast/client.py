@@ -14,7 +14,7 @@ from typing import TypeVar, Unpack
 
 from holdfast import engine, shared, verbs
 from holdfast.api import CreateSession, SessionInfo
-from holdfast.config import Settings, home_path, parse_limits
+from holdfast.config import Settings, home_path, parse_cap, parse_limits, parse_path
 from holdfast.egress.allowed import AllowList
 from holdfast.environments import Report
 from holdfast.errors import HomeBusy, InvalidSetting, ServerStopping, ServerUnreachable, SessionClosed
@@ -100,14 +100,14 @@ class AsyncSession:
         )
         self._timeout = timeout
         self._allowed = AllowList.parse(egress)
-        self._settings = Settings(home=home_path(home), memory_cap=memory_cap)
+        self._settings = Settings(home=home_path(home), memory_cap=parse_cap(memory_cap))
         self._env = env
         self._mode: Mode = verbs.one_of(Mode, "mode", mode)
         self._preflight: Preflight = verbs.one_of(Preflight, "preflight", preflight)
         self._resume = resume
         self._report = report
         self._url, self._token, self._shared = url, token, shared
-        named = env if env is None or url else Path(env).expanduser().absolute()
+        named = env if env is None or url else parse_path(env, name="env")
         self._wanted = CreateSession(
             memory=memory, timeout=timeout, cpus=cpus, processes=processes, disk=disk, undo=undo,
             versions=versions, env=None if named is None else str(named), mode=mode, preflight=preflight, resume=resume,

@@ -20,7 +20,7 @@ from holdfast.departures import Departures, WayOut
 from holdfast.environments import Environment
 from holdfast.errors import HoldfastError, ProcessStuck
 from holdfast.executions import Aftermath, Execution, Gauges, gauge
-from holdfast.guards import DiskGuard, MemoryWatchdog
+from holdfast.guards import DiskGuard, MemoryWatchdog, is_full
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.kernel.conduct import Ask, Conduct, Emit, Meanwhile, nothing
@@ -242,6 +242,13 @@ class Computer:
             self.look_around()
         return True
 
+    def has_full_shm(self) -> bool:
+        """Whether /dev/shm is full, which is the session's own memory: code meets that in the words of a full disk."""
+        assert self.now is not None
+        with suppress(OSError):  # the kernel died, or this user may not look there
+            return is_full(f"/proc/{self.now.kernel.pid}/root/dev/shm")
+        return False
+
     def next_turn(self) -> int:
         """Requests are numbered, so that a belated reply ends no other."""
         self.kernel.turn += 1
@@ -259,17 +266,21 @@ class Computer:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()
+            if self.memory_cap == "cgroup":  # to add it up from its processes takes milliseconds
+                with suppress(OSError):
+                    self.now.show_memory()
             if not self.now.kernel.is_lost():
                 self._seen_alive = time.time()
 
     def is_hurt(self) -> bool:
-        """Whether its kernel, or the snapshot beside it, was ended while it was at rest. A frozen process that was
-        killed may live until it is thawed (cgroup v1): it runs nothing any more, and counts as dead."""
+        """Whether its kernel, or the snapshot beside it, was ended while it was at rest. On cgroup v1 a frozen process
+        that was killed lives until it is thawed: it runs nothing any more, and counts as dead."""
         if self.now is None:
             return True
         kernel = self.now.kernel
         lost = kernel.is_lost() or (self._is_guarded and not kernel.has_snapshot())
-        return lost or (self._at_rest and bool(kernel.doomed()))
+        dies_late = self._at_rest and self._node.tree.freezers is not None
+        return lost or (dies_late and bool(kernel.doomed()))
 
     async def find_death(self) -> str | None:
         """How and when the kernel ended that was at rest; None: it did not. Afterwards all that was to die is dead."""
@@ -398,7 +409,7 @@ class Computer:
         try:
             await lay()
         except HoldfastError:
-            with suppress(OSError):  # a process that outlived its kill may still write there
+            with suppress(OSError):  # a process that outlived its kill may still write there; or the disk refuses it
                 await anyio.to_thread.run_sync(discard, dead)
             await lay()
 

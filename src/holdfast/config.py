@@ -1,9 +1,11 @@
 """Settings: name, default, one sentence each; and how people write sizes and durations."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -17,8 +19,12 @@ _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 
 
 MIN_MEMORY_BYTES = 64 << 20
 MOST_LIST_BYTES = 32 << 20
+_VERSIONS = 20
 _LIST_PART = 32
 """A list may take this part of the disk limit: of files of one block each, paths of 60 bytes are listed in full."""
+LEAST_JOURNAL_BYTES = 256 << 20
+_JOURNAL_PART = 4
+"""A journal may take this part of the disk limit: at the default limit it holds half a million short runs."""
 MOST_UNDO = 16
 MOST_VERSIONS = 100
 # What is more than any machine has; past it neither Linux nor the journal takes the number.
@@ -26,6 +32,10 @@ _MOST_BYTES = 1 << 62
 _MOST_CPUS = 10_000
 _MOST_PROCESSES = 1 << 22
 _MOST_SECONDS = 1e9
+# What is less Linux does not take: a kernel gets its time in parts of 100 ms, of which one is at least 1 ms.
+_LEAST_CPUS = 0.01
+_LEAST_PROCESSES = 8
+_LEAST_SECONDS = 0.001
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The largest cell."""
     undo: int = 0
     """Earlier versions whose memory is kept asleep, so that `restore` brings it back with the files."""
-    versions: int = 20
+    versions: int = _VERSIONS
     """Latest versions that `restore` can go back over; those that changed no file cost nothing and are not counted."""
     interrupt_grace_s: float = 2.0
     """How long an interrupted cell has to end before its kernel is killed."""
@@ -67,8 +77,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def list_bytes(self) -> int:
         """How long a list of all files and directories in /mnt/data, /tmp and $HOME may be: each counts its path and 67
-        bytes. The host keeps that list in memory and on disk, for each version."""
-        return min(self.disk_bytes // _LIST_PART, MOST_LIST_BYTES)
+        bytes. The host keeps that list in memory and on disk, for each version: the lists of all `versions` together
+        take two thirds of the disk limit at most."""
+        part = _LIST_PART * max(1, math.ceil(self.versions / _VERSIONS))
+        return min(self.disk_bytes // part, MOST_LIST_BYTES)
+
+    @property
+    def journal_bytes(self) -> int:
+        """What the journal may hold of the session's runs: their code, answers, receipts and changes."""
+        return max(self.disk_bytes // _JOURNAL_PART, LEAST_JOURNAL_BYTES)
 
     @property
     def snapshot_reserve_bytes(self) -> int:
@@ -99,7 +116,18 @@ def default_home() -> Path:
 
 def home_path(named: str | Path | None) -> Path:
     """The home that is meant."""
-    return default_home() if named is None else Path(named).expanduser().absolute()
+    return default_home() if named is None else parse_path(named, name="home")
+
+
+def parse_path(value: str | Path, *, name: str) -> Path:
+    """A path as callers write it, in full."""
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidSetting(f"{name}={shown(value)} is not a path", hint="write it as a string or a pathlib.Path")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # a user that is not there
+        raise InvalidSetting(f"{name}={shown(value)} is not a path: {error}", hint="write it in full") from error
 
 
 def parse_bytes(value: int | str, *, name: str) -> int:
@@ -111,13 +139,13 @@ def parse_bytes(value: int | str, *, name: str) -> int:
         return value
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     size = float(match[1]) * _SIZE_UNITS[match[2].upper()] if match else 0.0
-    if not 0 < size < _MOST_BYTES:
-        raise InvalidSetting(f"{name}={_shown(value)} is not a size", hint='write bytes, or "512M", "2G"')
+    if not 1 <= size < _MOST_BYTES:
+        raise InvalidSetting(f"{name}={shown(value)} is not a size", hint='write bytes, or "512M", "2G"')
     return int(size)
 
 
-def _shown(value: object) -> str:
-    """As it was written, within bounds: Python itself refuses to write out a number of thousands of digits."""
+def shown(value: object) -> str:
+    """A value as it was written, within bounds: Python itself refuses to write out a number of thousands of digits."""
     try:
         return f"{value!r:.100}"
     except ValueError:
@@ -129,13 +157,27 @@ def parse_seconds(value: float | str, *, name: str) -> float:
     >>> parse_seconds("20m", name="timeout")
     1200.0
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _MOST_SECONDS:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and _LEAST_SECONDS <= value < _MOST_SECONDS:
         return float(value)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     seconds = float(match[1]) * _DURATION_UNITS[(match[2] or "").lower()] if match else 0.0
-    if not 0 < seconds < _MOST_SECONDS:
-        raise InvalidSetting(f"{name}={_shown(value)} is not a duration", hint='write seconds, or "90s", "20m"')
+    if not _LEAST_SECONDS <= seconds < _MOST_SECONDS:
+        raise InvalidSetting(
+            f"{name}={shown(value)} is not a duration", hint='write seconds, or "90s", "20m"; the least is "1ms"'
+        )
     return seconds
+
+
+def parse_cap(value: MemoryCap) -> MemoryCap:
+    """
+    >>> parse_cap("watchdog")
+    'watchdog'
+    """
+    if value not in get_args(MemoryCap):
+        raise InvalidSetting(
+            f"memory_cap={shown(value)} is not one", hint=f"write one of {', '.join(get_args(MemoryCap))}"
+        )
+    return value
 
 
 def parse_limits(
@@ -149,36 +191,64 @@ def parse_limits(
     versions: int | str = _DEFAULT.versions,
 ) -> Limits:
     """The limits of a session, as callers write them."""
-    if not isinstance(cpus, (int, float)) or not 0 < cpus <= _MOST_CPUS:
-        raise InvalidSetting(
-            f"cpus={_shown(cpus)} is not a number of cores",
-            hint=f"write a number above 0, such as 0.5; the most is {_MOST_CPUS:,}",
-        )
-    if not 8 <= processes <= _MOST_PROCESSES:
-        few = "few" if processes < 8 else "many"
-        raise InvalidSetting(
-            f"processes={_shown(processes)} is too {few}",
-            hint=f"a kernel needs at least 8, and Linux has at most {_MOST_PROCESSES:,}",
-        )
-    if not 0 <= undo <= MOST_UNDO:
-        raise InvalidSetting(f"undo={undo!r} is not a number of versions", hint=f"write 0 to {MOST_UNDO}")
     timeout_s = _DEFAULT.timeout_s if timeout is None else parse_seconds(timeout, name="timeout")
     return Limits(
-        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=cpus, processes=processes,
-        disk_bytes=parse_bytes(disk, name="disk"), undo=undo, versions=parse_versions(versions),
+        memory_bytes=parse_bytes(memory, name="memory"), timeout_s=timeout_s, cpus=parse_cpus(cpus),
+        processes=parse_processes(processes), disk_bytes=parse_bytes(disk, name="disk"), undo=parse_undo(undo),
+        versions=parse_versions(versions),
     )  # fmt: skip
 
 
-def parse_versions(value: int | str) -> int:
+def parse_cpus(value: float) -> float:
     """
+    >>> parse_cpus(0.5)
+    0.5
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _LEAST_CPUS <= value <= _MOST_CPUS:
+        raise InvalidSetting(
+            f"cpus={shown(value)} is not a number of cores",
+            hint=f"write a number such as 0.5; the least is {_LEAST_CPUS}, the most {_MOST_CPUS:,}",
+        )
+    return value
+
+
+def parse_processes(value: int) -> int:
+    """
+    >>> parse_processes(100)
+    100
+    """
+    if not _is_whole(value, least=_LEAST_PROCESSES, most=_MOST_PROCESSES):
+        raise InvalidSetting(
+            f"processes={shown(value)} is not a number of processes",
+            hint=f"write a whole number; a kernel needs at least {_LEAST_PROCESSES}, and Linux has at most "
+            f"{_MOST_PROCESSES:,}",
+        )
+    return value
+
+
+def parse_undo(value: int) -> int:
+    """
+    >>> parse_undo(3)
+    3
+    """
+    if not _is_whole(value, least=0, most=MOST_UNDO):
+        raise InvalidSetting(f"undo={shown(value)} is not a number of versions", hint=f"write 0 to {MOST_UNDO}")
+    return value
+
+
+def _is_whole(value: object, *, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def parse_versions(value: int | str) -> int:
+    """The number may come from an address, as text.
+
     >>> parse_versions("50")
     50
     """
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII) else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_VERSIONS:
-        raise InvalidSetting(
-            f"versions={_shown(value)} is not a number of versions", hint=f"write 1 to {MOST_VERSIONS}"
-        )
+    if isinstance(number, str) or not _is_whole(number, least=1, most=MOST_VERSIONS):
+        raise InvalidSetting(f"versions={shown(value)} is not a number of versions", hint=f"write 1 to {MOST_VERSIONS}")
     return number
 
 

@@ -14,6 +14,7 @@
     ├── KeeperLost               the process below which all sessions run has ended, and no other came up
     ├── ProcessStuck             Linux does not end a process that was killed
     ├── DiskLimit                the session wrote far more than it may
+    ├── JournalLimit             what is written down of a session's runs is more than it may be
     ├── SessionClosed            the session is not open, or not any more
     ├── SessionUnknown           no session of that id is in this home
     ├── SessionHalted            what is on disk is not what was written there: the session is stopped
@@ -157,6 +158,15 @@ class DiskLimit(HoldfastError):
     """The session's disk is so far beyond its limit that nothing more runs in it."""
 
     code = "disk_limit"
+
+
+class JournalLimit(HoldfastError):
+    """The journal holds as much of the session's runs as it may: code, answers, receipts.
+
+    Nothing ran, and the key is not used. Files and history can still be read.
+    """
+
+    code = "journal_limit"
 
 
 class SessionClosed(HoldfastError):

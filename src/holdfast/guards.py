@@ -21,6 +21,8 @@ from holdfast.sandbox.cgroups import Cgroup
 _LOOK_AGAIN_BYTES = 32 << 20
 _LOOK_AGAIN_FILES = 5_000
 _WROTE_BYTES = 1 << 20
+_BUFFERS_BYTES = 64 << 10
+"""Python's files write 8 KiB, or a block of their file system, at a time."""
 _WROTE_FILES = 100
 _LOOK_ANYWAY_S, _OF_ITS_TIME = 1.0, 50
 """As long as anybody writes or deletes: every second, unless a look takes more than one part in fifty of that."""
@@ -65,6 +67,11 @@ class DiskGuard:
         """When to look, and to hold the session still for it, if anything was written or deleted."""
         self._look_anyway_at = 0.0
         """The same between two runs, as long as there is plenty of room."""
+
+    @durable.ours("looking how much room is left")
+    def has_no_room(self) -> bool:
+        """Whether the host's disk is full by now."""
+        return is_full(self._workspace.path)
 
     def shortage(self) -> DiskFailed | None:
         """What the host's disk refuses, in the state that it is in now: less room than the session was promised, or
@@ -217,6 +224,12 @@ class MemoryWatchdog:
         held = self._cgroup.memory_peak_bytes() >> 20
         message = f"the run needed more than its memory cap of {self._cap_mib} MiB (the watchdog saw {held} MiB)"
         return Stop(reason="out_of_memory", message=message, at_once=True)
+
+
+def is_full(directory: Path | str) -> bool:
+    """Whether a file system has so little room that a file's buffers may have found none."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize < _BUFFERS_BYTES
 
 
 def _too_large(usage: Usage, limit_bytes: int) -> str:

@@ -147,6 +147,14 @@ class Journal:
         await asyncio.wait([waiter])
         waiter.exception()
 
+    def kept_bytes(self, session: str) -> int:
+        """What was written of a session's runs and is kept, as far as it was queued for long enough to be written."""
+        return self._store.kept_bytes.get(session, 0)
+
+    def count_from(self, session: str, size_bytes: int) -> None:
+        """What an earlier process wrote of a session; for one that is counted already it changes nothing."""
+        self._store.kept_bytes.setdefault(session, size_bytes)
+
     @property
     def is_in_doubt(self) -> bool:
         """A sync failed: what this has is not, or not all, that whoever opens the file next finds there."""

@@ -232,7 +232,6 @@ def _lost(home: Home, session: str, store: Store) -> list[int]:
 async def _settle_session(books: Books) -> None:
     """One that cannot be trusted, or not be reached now, must not keep the others from their owner."""
     try:
-        books.workspace.manifests.mkdir(mode=0o700, exist_ok=True)  # its texts can be rendered again (`repair`)
         books.workspace.refuse_foreign()  # who is refused has no other session there
     except OSError:
         return

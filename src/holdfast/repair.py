@@ -65,7 +65,8 @@ def repair(
         report = verify.check(evidence())
         return Repair(session=session, dry_run=dry_run, missing=[], damaged=[], removed=[], report=report)
     there = {name: _is_whole(name, path) for name, path in evidence().manifests}
-    lost = {name: made[name] for name in wanted if name not in there}
+    has_place = directory.parent.is_dir()  # a session whose directory is gone is named by the check
+    lost = {name: made[name] for name in wanted if name not in there and has_place}
     damaged = {name: made[name] for name, whole in there.items() if not whole and name in made}
     removed = [] if store.unsettled(session) else sorted(there.keys() - made.keys())
     if not dry_run:

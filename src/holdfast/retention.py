@@ -17,19 +17,23 @@ from holdfast.store.rows import DropResults
 
 KEPT_CALLS = 50
 """A client sends a call again for ten seconds. One that comes later than all these is refused, and nothing runs."""
+_FEW_CALLS = 5
+"""The same where the journal is half full: answers may be large."""
 
 
 async def trim(books: Books, limits: Limits) -> None:
     """Forget what is too old or too much."""
-    await _trim_answers(books)
+    await _trim_answers(books, limits)
     await _trim_contents(books, limits)
 
 
-async def _trim_answers(books: Books) -> None:
+async def _trim_answers(books: Books, limits: Limits) -> None:
     if books.calls is None:
         books.calls = await books.read(lambda store: store.answered_calls(books.session))
-    if len(books.calls) > 2 * KEPT_CALLS:  # many at once, and seldom
-        gone, books.calls = books.calls[:-KEPT_CALLS], books.calls[-KEPT_CALLS:]
+    is_roomy = books.journal.kept_bytes(books.session) < limits.journal_bytes // 2
+    most = KEPT_CALLS if is_roomy else _FEW_CALLS
+    if len(books.calls) > 2 * most:  # many at once, and seldom
+        gone, books.calls = books.calls[:-most], books.calls[-most:]
         books.journal.append_nowait(DropResults(session=books.session, runs=gone))
 
 

@@ -25,6 +25,8 @@ from holdfast.retention import wanted
 
 _MOST_FILES = 1_000
 _MOST_SAVES = 10_000
+_BLOCK_BYTES = 4096
+"""What a file takes on disk beside its bytes, at most."""
 
 
 class Savepoints:
@@ -47,8 +49,8 @@ class Savepoints:
 
     async def save(self, saving: wire.Saving, is_over: IsOver) -> str:
         """Make these files last, unless the run is over before they are copied; returns why not, or nothing."""
-        if self._refused:
-            return self._refused
+        if why := self._refused or self._books.why_full(self._computer.limits):
+            return why
         if len(saving.paths) > _MOST_FILES or len(self.steps) >= _MOST_SAVES:
             return f"at most {_MOST_FILES:,} files at once, and {_MOST_SAVES:,} times in a run"
         try:
@@ -83,7 +85,7 @@ class Savepoints:
         with os.fdopen(self._open(path), "rb") as source:
             status = os.fstat(source.fileno())
             size = status.st_size  # and not its blocks: holes are read and hashed as well
-            self._bytes += size
+            self._bytes += size + _BLOCK_BYTES
             if self._bytes > self._computer.limits.disk_bytes:
                 raise ValueError("the run has saved more than the session's disk may hold")
             sha256, size = self._books.blobs.put_stream(_AsOpened(source, size, is_over))

@@ -27,6 +27,7 @@ from holdfast.errors import (
     HoldfastError,
     InternalFault,
     InvalidSetting,
+    JournalLimit,
     SessionClosed,
     as_told,
 )
@@ -188,7 +189,8 @@ class LiveSession:
             await self.computer.renew()
             self._is_told = False
             self.raise_generation("reset by the caller")
-            await self.sweep()
+            with suppress(DiskFailed):  # memory is reset; old layers are removed after a later run
+                await self.sweep()
 
     async def close(self, *, keep: bool = False) -> None:
         """End the session: kernel, processes, cgroup; and, unless they are to be kept, its files and its books. What
@@ -227,6 +229,8 @@ class LiveSession:
             try:
                 await self._refuse_if_unfit()
                 self.computer.disk.refuse_if_hopeless()
+                if changes_memory:
+                    self._refuse_if_full()
                 await self._lay_again()
                 if self.computer.is_hurt() or self.computer.pristine:
                     with anyio.CancelScope(shield=True):  # a kernel half made is no use to whoever comes next
@@ -246,6 +250,7 @@ class LiveSession:
         """The same for what the host does by itself: the kernel stays frozen."""
         async with self._queue, self._turn:
             await self._refuse_if_unfit()
+            self._refuse_if_full()
             if self.computer.is_hurt():  # its layer may go with it, and be among the files by now
                 with anyio.CancelScope(shield=True):
                     await self._ensure_kernel()
@@ -253,6 +258,14 @@ class LiveSession:
                 yield self.computer
             finally:
                 self._put_to_rest(changes_memory=self.published or self.computer.has_woken)
+
+    def _refuse_if_full(self) -> None:
+        if why := self.books.why_full(self.limits):
+            raise JournalLimit(
+                why,
+                hint="go on in a new session, with a larger disk=… if it is to run as much; files and history of this "
+                "session stay readable",
+            )
 
     async def _refuse_if_unfit(self) -> None:
         """Where the disk was full, there may be room by now; and what a mistake of ours kept from its end has one."""

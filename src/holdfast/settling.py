@@ -130,7 +130,7 @@ async def settle_at_once(
 async def _publish(
     books: Books, told: Story, verified: Verified, *, redo: bool, same_inode: frozenset[Parts]
 ) -> Settlement:
-    size = work_of(books.state, verified.changes)
+    size = work_of(books.state, verified.changes, verified.names)
     after = await books.out_of_the_loop(lambda: state_after(books.state, verified), size=size)
     if redo:  # by records that another process wrote: what we sign says what our books say
         refuse_other_statement(verified, books.state, after)
@@ -218,7 +218,8 @@ async def _roll_back(books: Books, told: Story, **back: Unpack[RolledBack]) -> S
     planned, before, back = told.planned, books.state, _explained(told, back)
     saved, writes, theirs = before, list[AnyWrite](), list[str]()
     finished = [file for record in told.saved for file in record.files]
-    changes = plan_saved(before.files, finished)
+    size = len(before.files) if finished else 0
+    changes = await books.out_of_the_loop(lambda: plan_saved(before.files, finished), size=size)
     if changes:
         changes, theirs = await books.in_thread(lambda: _publish_saved(books, changes))
     if changes:

@@ -12,6 +12,7 @@
 
 import fcntl
 import os
+import re
 import select
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from holdfast.errors import HoldfastError, HomeBusy, InvalidSetting, ServerUnreachable
+from holdfast.errors import HoldfastError, HomeBusy, InvalidSetting, ServerUnreachable, by_code
 from holdfast.home import SOCKET
 from holdfast.sockets import address_of
 
@@ -35,6 +36,8 @@ _ENDING_S = 15.0
 _LOOK_AGAIN_S = 0.02
 _LOG_BYTES = 1 << 20
 _TOLD_BYTES = 2_000
+_TOLD = re.compile(r"^holdfast: (?P<message>.*) \[(?P<code>\w+)\]\nhint: (?P<hint>.*)\Z", re.M)
+"""How a command that fails says so (`cli.telling`)."""
 _DETACH = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 """A shell that is gone at once: the server is then nobody's child, and no one has to wait for its end."""
 
@@ -136,6 +139,8 @@ def _failed(home: Path, log: Path, said: str) -> HoldfastError:
             f"{home} is in use by a process that does not serve it",
             hint="end that process, or use another home: HOLDFAST_HOME=… or home=…",
         )
+    if (told := _TOLD.search(said)) and (kind := by_code().get(told["code"])):  # what it could not be opened for
+        return kind(told["message"], hint=told["hint"])
     return ServerUnreachable(
         f"the server of {home} did not come up: {said[-_TOLD_BYTES:] or 'it said nothing'}",
         hint=f"`holdfast serve --home {home}` shows it; its log is {log}",

@@ -4,7 +4,7 @@ A `State` never changes: a run that commits makes the next one. What is true of 
 the same in memory, so that a run does not read it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import cached_property
 
 import msgspec
@@ -82,9 +82,10 @@ def files_after(before: Mapping[str, FileEntry], changes: Sequence[Change]) -> M
     return files
 
 
-def work_of(state: State, changes: Sequence[Change]) -> int:
-    """How many files and changes `with_changes` goes through."""
-    return len(state.files) + len(changes) if changes else 0
+def work_of(state: State, changes: Sequence[Change], names: Sized = ()) -> int:
+    """How many files, changes and names `with_changes` and `with_names` go through."""
+    of_files = len(state.files) + len(changes) if changes else 0
+    return of_files + (len(state.names) + len(names) if names else 0)
 
 
 def manifest_text(state: State) -> bytes:

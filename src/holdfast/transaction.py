@@ -21,7 +21,7 @@ from holdfast import checks, durable, once, planning, recovery
 from holdfast.causes import in_short, keeps_memory, with_fate
 from holdfast.computer import Computer
 from holdfast.departures import Departures
-from holdfast.errors import DiskFailed, DiskRefused, HoldfastError, RehearsalUnavailable, as_told
+from holdfast.errors import DiskFailed, DiskFull, DiskRefused, HoldfastError, RehearsalUnavailable, as_told
 from holdfast.executions import Aftermath, Execution, met_disk
 from holdfast.facts import facts_of
 from holdfast.faults import crashpoint
@@ -220,8 +220,15 @@ class _Transaction:
     def _refuse_for_the_disk(self, execution: Execution) -> None:
         """Raises DiskFailed if the code failed, or may have lost what it wrote, for our disk's sake."""
         self.computer.staging.refuse_if_gone()
-        if execution.outcome.begun and (met := met_disk(execution)) and (fault := self.computer.disk.shortage()):
+        met = met_disk(execution) if execution.outcome.begun else ""
+        if met and not self.computer.has_full_shm() and (fault := self.computer.disk.shortage()):
             raise type(fault)(f"{fault.message}; the code met it: {met}", hint=fault.hint)
+        # A file that is let go of without close() loses what it could not write, and Python tells nobody.
+        if self.computer.disk.has_no_room() and self.computer.staging.has_changes():
+            raise DiskFull(
+                "the disk is full: what the run wrote may not be all there",
+                hint="free space where the home is, then run it again",
+            )
 
     async def _verify(self, execution: Execution) -> tuple[Execution, Verdict]:
         """What was declared is tried first, and that can end as badly as the code itself."""
@@ -285,7 +292,8 @@ class _Transaction:
 
     async def _commit(self, execution: Execution, verdict: Verdict) -> Run:
         done = executed(self.id, execution, execution.error, kernel_replaced=self._kernel_replaced())
-        size = work_of(self.before, verdict.changes)
+        told = execution.outcome.finished
+        size = work_of(self.before, verdict.changes, [*told.names, *told.gone] if told else [])
         verified, after, ended = await self.books.out_of_the_loop(
             lambda: self._drawn_up(execution, verdict, done), size=size
         )

@@ -11,6 +11,7 @@ import msgspec
 from holdfast import cards, expectations, plans, recovery, transaction, workfiles
 from holdfast.api import RunRecord
 from holdfast.books import Books
+from holdfast.config import shown
 from holdfast.errors import InvalidSetting, RunUnknown, SessionHalted
 from holdfast.expectations import Declared, PathLike
 from holdfast.kernel.conduct import Ask, Emit
@@ -103,13 +104,13 @@ def _refuse_unknown(options: RunOptions) -> None:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidSetting(f"{name}={value!r} is no text", hint="write it as a string")
+        raise InvalidSetting(f"{name}={shown(value)} is no text", hint="write it as a string")
     return value
 
 
 def one_of(kind: object, name: str, value: str | None) -> Any:
     if value is not None and value not in get_args(kind):
-        raise InvalidSetting(f"{name}={value!r} is not one", hint=f"write one of {', '.join(get_args(kind))}")
+        raise InvalidSetting(f"{name}={shown(value)} is not one", hint=f"write one of {', '.join(get_args(kind))}")
     return value
 
 

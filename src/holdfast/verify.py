@@ -301,9 +301,11 @@ class _Checker:
     def _check_root(self, found: Entry) -> None:
         """Its mode is stated by the receipt of a run that changed it, and by none before that."""
         wanted = self._stated.entries.get(stated.ROOT)
-        if wanted is None and (found.mode or 0) & _OTHERS_WRITE:
+        if self._evidence.exported:
+            _refuse_more_permissions(stated.ROOT, wanted, found)
+        elif wanted is None and (found.mode or 0) & _OTHERS_WRITE:
             raise _wrong(f"directory {stated.ROOT} has the mode {found.mode or 0:04o}, and no receipt says so")
-        if wanted is not None:
+        elif wanted is not None:
             self._check_entry(stated.ROOT, wanted, found)
 
     def _check_entry(self, path: str, wanted: Entry | None, found: Entry) -> None:
@@ -345,8 +347,7 @@ class _Checker:
         if self._evidence.shared:
             yield from census.everything(self._evidence.files)
             return
-        if self._store is not None:
-            yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.lstat().st_mode))
+        yield stated.ROOT, Entry(kind="directory", mode=stat.S_IMODE(self._evidence.files.stat().st_mode))
         with descent.Cursor(self._evidence.files) as cursor:
             for parts, status in cursor.walk():
                 path = paths.to_text(b"/".join(parts))

@@ -293,7 +293,12 @@ def test_kernel_addresses_are_not_shown(probe):
 
 
 def test_sysfs_is_not_there(probe):
-    assert probe('print(tries(os.listdir, "/sys"), os.path.exists("/sys/fs/cgroup"))') == "ENOENT False"
+    """But for the list of processors, which is a file system of ours."""
+    found = probe(
+        'found = {os.path.join(at, name) for at, _, names in os.walk("/sys") for name in names}\n'
+        'print({path.split("/cpu/")[0] for path in found}, os.path.exists("/sys/fs/cgroup"))'
+    )
+    assert found == "{'/sys/devices/system'} False"
 
 
 def test_no_cgroup_file_system_is_in_sight(probe):

@@ -108,4 +108,4 @@ with Session(home=home, memory="256M") as s:
 """
     told = host(lean_home(tmp_path / "home"), code, propagation=PRIVATE)
 
-    assert told == {"refused": ["disk_failed", True], "closed": "disk_failed", "run": "1", "held": []}
+    assert told == {"refused": ["files_lost", True], "closed": "disk_failed", "run": "1", "held": []}

@@ -35,6 +35,8 @@ ROUTES = {
     "by rename of a directory": 'shutil.rmtree(".git/hooks"); put("h/pre-commit"); os.rename("h", ".git/hooks")',
     "a directory for .git": 'shutil.move(".git", "was"); shutil.copytree("was", ".git"); put(".git/hooks/pre-commit")',
     "by hard link": 'put("x"); os.link("x", ".git/hooks/pre-commit")',
+    "by a second name of one that is there": 'os.link(".git/hooks/sleeping", "x"); open("x", "a").write("touch OWNED")',
+    "by the mode of a second name": 'os.link(".git/hooks/sleeping", "x"); os.chmod("x", 0o755)',
     "by the mode of one that is there": 'os.chmod(".git/hooks/sleeping", 0o755)',
     "in place of one that is there": 'put(".git/hooks/sleeping")',
     "by setting": 'open(".git/config", "a").write("[core]\\n\\thooksPath = data\\n"); put("data/pre-commit")',

@@ -3,6 +3,7 @@
 Nothing that was acknowledged is lost in silence: what is missing is mended, or named with a code and the next step.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,11 +11,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from tests.lean import lean_home
+
+from holdfast.config import Settings
+from holdfast.errors import HoldfastError
+from holdfast.opening import accept_loss, repair_home
+from holdfast.signing import SigningKey
 
 JOURNAL = "journal.sqlite3"
 OWNER = """
@@ -525,3 +532,60 @@ def test_what_is_deleted_while_the_home_lives_is_mended_or_named(
     assert (files_of(home, session) / "c.txt").read_text() == "new"
     verified = holdfast("verify", session, "--home", home)
     assert verified.returncode == 0 or pattern not in MENDED, verified.stdout
+
+
+PAIRED = [
+    JOURNAL, "journal.seen", "place", "id", "lock", "keys", "keys.chain", "sessions", SESSION, f"{SESSION}/files/data",
+    f"{SESSION}/files/data/a.txt", f"{SESSION}/stages", f"{SESSION}/blobs", f"{SESSION}/manifests",
+]  # fmt: skip
+
+
+def committed(home: Path) -> set[tuple[str, str]]:
+    found = [*home.glob(f"{SESSION}/files/data/*"), *home.glob("lost+found/*/files/data/*")]
+    return {(path.name, path.read_text()) for path in found}
+
+
+def opened(home: Path) -> str:
+    """Open a home as a start does, without a kernel; the code of what is in the way."""
+    try:
+        asyncio.run(repair_home(Settings(home=home)))
+    except HoldfastError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("first", PAIRED[:-1])
+def test_no_pair_of_deletions_has_a_start_delete_what_is_left(
+    home: Path, written: tuple[Path, str], first: str
+) -> None:
+    made, _ = written
+    for pair in [pair for pair in combinations(PAIRED, 2) if pair[0] == first]:
+        shutil.rmtree(home)
+        shutil.copytree(made, home, symlinks=True)
+        for pattern in pair:
+            delete_at(home, pattern)
+        left = committed(home)
+
+        code = opened(home)
+        assert code in OWN | {""}, pair
+        assert committed(home) == left, pair
+        if code == "keys_lost":
+            SigningKey.rotate(home / "keys")
+        asyncio.run(accept_loss(Settings(home=home)))
+        assert opened(home) == "", pair
+        assert committed(home) == left, pair
+
+
+def test_a_server_that_is_started_on_demand_says_why_it_is_not(
+    home: Path, lean: Path, stopped: Callable[..., str]
+) -> None:
+    stopped()
+    delete_journal(home)
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", "repl", "--home", home], input="1\n", capture_output=True, text=True
+    )
+    assert refused.returncode == 3
+    assert "[journal_lost]" in refused.stderr
+    assert f"holdfast accept-loss --home {home}" in refused.stderr

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.lean import lean_home
 
 from holdfast.evidence import read_key
 from holdfast.home import JOURNAL
+from holdfast.store.rows import KeyRow
 from holdfast.store.sqlite import Store
 from holdfast.verify import Report, check_in_home
 
@@ -185,6 +188,16 @@ def test_a_key_stands_for_a_job_that_was_committed_without_it(holdfast: Holdfast
     assert ["nothing was executed" in done.stderr for done in (claimed, again)] == [True, True]
     assert (directory / "count").read_text() == "x"
     assert "key_reused" in other.stderr
+    assert holdfast("verify").returncode == 0
+    with closing(sqlite3.connect(directory / ".holdfast" / JOURNAL)) as db, db:  # to the run that took the change in
+        row = msgspec.msgpack.decode(db.execute("select body from keys where key = 'k'").fetchone()[0], type=KeyRow)
+        (strange,) = db.execute("select id from runs where id != ? limit 1", (row.run,)).fetchone()
+        forged = msgspec.msgpack.encode(msgspec.structs.replace(row, run=strange))
+        db.execute("update keys set body = ? where key = 'k'", (forged,))
+    verified, refused = holdfast("verify"), holdfast("run", "job.py", "--key", "k")
+    assert (verified.returncode, refused.returncode) == (1, 3)
+    assert "key 'k': nothing that this home signed" in verified.stdout
+    assert "key_mismatch" in refused.stderr
 
 
 SAVES = """

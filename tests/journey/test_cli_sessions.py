@@ -87,6 +87,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert server.wait(60) == 0
 
 
+def test_an_export_names_what_tools_would_run_by_themselves(tmp_path: Path) -> None:
+    home, holdfast = new_home(tmp_path), command_in(tmp_path / "home")
+    cell = "import os; os.makedirs('.git'); open('.git/config', 'w').write('x'); open('fine.csv', 'w').write('1')"
+    subprocess.run(
+        [*COMMAND, "repl", "--keep"], input=cell, text=True, check=True, timeout=100, capture_output=True,
+        env=os.environ | {"HOLDFAST_HOME": str(home)},
+    )  # fmt: skip
+    session = json.loads(holdfast("ps", "--json").stdout)[0]["id"]
+
+    told = holdfast("export", session, tmp_path / "export").stdout.splitlines()[-1]
+    assert told == "tools of yours run or obey these by themselves, look at them first: .git, .git/config"
+
+
 # -- nobody owns the home --------------------------------------------------------------------------------------------
 
 

@@ -145,6 +145,21 @@ def test_a_kernel_that_ends_before_it_rests_costs_no_run_its_key(laden: Session,
         assert (after.status, after.text, after.replayed) == ("committed", f"[{number}]", False)
 
 
+@pytest.mark.parametrize("laden_first", [False, True])
+def test_code_that_ends_its_own_kernel_is_told_so_whether_or_not_a_snapshot_is_there(
+    session: Session, laden_first: bool
+) -> None:
+    """Without one nobody is left, and the session's first process ends by itself."""
+    if laden_first:
+        assert session.run("x = 1").error is None
+    for code in ("import os; os._exit(3)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"):
+        run = session.run(code, key=code)
+
+        assert run.error is not None
+        assert (run.error.code, run.memory, run.kernel_replaced) == ("killed", "restored", "")
+        assert session.run(code, key=code).replayed
+
+
 def test_questions_and_files_do_not_notice(laden: Session) -> None:
     end(rest(laden).pid)
     assert "kept" in laden.names()

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from holdfast import Session, retention, settling, transaction
 from holdfast.blobs.local import LocalBlobs
 from holdfast.computer import Computer
 from holdfast.config import default_home
-from holdfast.errors import DiskFull, InternalFault
+from holdfast.errors import DiskFailed, DiskFull, InternalFault
 from holdfast.resources.staging import Staging
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
@@ -206,3 +208,24 @@ def test_what_could_not_be_tidied_up_is_told_to_nobody_who_comes_next(
     for number in range(3):
         assert session.run(f"open('a', 'w').write('{number}')").status == "committed"
     assert session.generation == 1
+
+
+def test_a_run_whose_layer_was_removed_on_the_host_is_refused_and_the_next_has_another() -> None:
+    with Session(memory="256M", timeout=30) as session:
+        session.run("import time; kept = [7]; open('a', 'w').write('a')")
+        stages = default_home() / "sessions" / session.id / "stages"
+        layers: list[Path] = []
+
+        def remove(_: object) -> None:
+            if not layers:
+                layers.extend(stages.iterdir())
+                shutil.rmtree(stages)
+
+        with pytest.raises(DiskFailed, match="layer was removed on the host"):
+            session.run("open('b', 'w').write('b'); print('ready', flush=True); time.sleep(0.5)", on_event=remove)
+
+        assert layers
+        assert session.run("open('b', 'w').write('b'); kept").text == "[7]"
+        shutil.rmtree(stages)
+        assert session.run("open('c', 'w').write('c'); kept").text == "[7]"
+        assert [entry.path for entry in session.files()] == ["a", "b", "c"]

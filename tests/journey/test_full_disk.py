@@ -133,7 +133,7 @@ def test_code_that_fills_the_disk_and_does_not_mind_is_rolled_back(home: Path, l
     )
     session, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{code}")\n{REMEMBERS}')
 
-    assert filled[:2] == ["disk_full", "the disk is full (write)"]
+    assert filled[:2] == ["disk_full", "the disk is full: what the run wrote may not be all there"]
     assert filled[3:] == [1, 1, ["a.txt"]]
     assert after == ["committed", None, "[7]", 2, 1, ["a.txt"]]
     assert verified(home, session).ok
@@ -326,3 +326,12 @@ attempt({asked})
 
     assert (full[0], full[3:]) == ("disk_full", [1, 1, []])
     assert (room[0], room[5]) == ("committed", ["b.txt"])
+
+
+def test_a_full_dev_shm_is_the_codes_own_affair(home: Path, lean: Path) -> None:
+    """This disk has less room than the session may use; but it is not what is full."""
+    fills = "file = open('/dev/shm/x', 'wb', buffering=0)\\nwhile True: file.write(bytes(1 << 20))"
+    _, (_, filled, after) = own(home, lean, f'{BASE}attempt(s.run, "{fills}")\n{REMEMBERS}')
+
+    assert filled[:2] == ["rolled_back", "[Errno 28] No space left on device"]
+    assert after[:3] == ["committed", None, "[7]"]

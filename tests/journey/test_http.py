@@ -663,3 +663,25 @@ def test_on_demand_it_ends_by_itself(tmp_path: Path) -> None:
             local.delete(at)
         assert process.wait(30) == 0
     assert not (home / "socket").exists()
+
+
+SPELLED: dict[str, list[str]] = {
+    "memory": ["1.5", "true", "null", "[]", "-1", "0", "1", '"lots"', '"0M"', "1" + "0" * 400],
+    "disk": ["1.5", "true", "null", "{}", "-1", "0", '"lots"', '"0.1"', "1" + "0" * 400],
+    "timeout": ["true", "[]", "-1", "0", "1e-300", "1e300", '"soon"', "1" + "0" * 400],
+    "cpus": ["true", "null", '"2"', "0", "-1", "1e-300", "1e300", "10001"],
+    "processes": ["1000.0", "1.5", "true", "null", '"256"', "7", "-1", "1" + "0" * 30],
+    "undo": ["1.5", "true", "null", '"2"', "-1", "17", "1" + "0" * 30],
+    "versions": ["1.5", "true", "null", '"2"', "0", "-1", "101", "1" + "0" * 30],
+    "env": ["5", "true"], "mode": ["5", '"lax"', "null"], "preflight": ['"maybe"', "5"],
+    "keep": ['"yes"', "1"], "attached": ['"yes"', "1"], "resume": ["5", "[]"],
+}  # fmt: skip
+
+
+def test_what_is_no_setting_is_refused_before_a_session_is_made(http: httpx2.Client) -> None:
+    for name, values in SPELLED.items():
+        for value in values:
+            answer = http.post(
+                "/v1/sessions", content=f'{{"{name}": {value}}}', headers={"content-type": "application/json"}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_setting"), (name, value, answer.text)

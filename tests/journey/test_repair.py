@@ -208,14 +208,12 @@ def test_a_directory_that_jobs_ran_in_is_repaired_too(run: Callable[..., Any], t
     assert run("run", "job.py").returncode == 0
     assert run("run", "--force", "job.py").returncode == 0
     (manifests,) = (tmp_path / "project/.holdfast/sessions").glob("*/manifests")
-    for path in manifests.iterdir():
-        truncate(path)
-    assert run("verify").returncode == 1
-
-    done = run("repair")
-
-    assert (done.returncode, "rendered again" in done.stdout) == (0, True), done.stderr
-    assert run("verify").returncode == 0
+    for damage in (each(truncate), shutil.rmtree):
+        damage(manifests)
+        assert run("verify").returncode == 1
+        done = run("repair")
+        assert (done.returncode, "rendered again" in done.stdout) == (0, True), done.stderr
+        assert run("verify").returncode == 0
 
 
 def test_no_manifest_stays_of_a_version_that_a_crash_kept_from_coming(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A home has one owner; what kept somebody from becoming it keeps nobody else, and no power cut shuts it for good."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,61 @@ def test_what_names_a_home_lasts_before_anybody_owns_it(
     # In a directory of the user's there are the key, its chain, `.gitignore`, the journal and the mark besides.
     assert len(synced) == (9 if is_shared else 3), "place, id and epoch"
     assert not list(home.path.glob(f"{durable.TEMPORARY}*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_copy"),
+    [
+        ({"boot": "another", "device": 1}, False),
+        ({"device": 1}, True),
+        ({"inode": 1}, True),
+        ({"born_ns": 1}, True),
+        ({"file_system": "ab"}, True),
+    ],
+    ids=[
+        "a reboot changes the device number",
+        "a disk mounted beside",
+        "another inode",
+        "another birth",
+        "another UUID",
+    ],
+)
+def test_a_copy_takes_a_new_id_and_a_reboot_is_no_copy(
+    tmp_path: Path, change: dict[str, object], is_copy: bool
+) -> None:
+    home = own(tmp_path, is_shared=False)
+    home.release()
+    noted = json.loads((home.path / "place").read_bytes())
+    if "file_system" in change and not noted["file_system"]:
+        pytest.skip("this kernel does not tell UUIDs of file systems")
+    (home.path / "place").write_text(json.dumps(noted | change))
+    again = own(tmp_path, is_shared=False)
+    again.release()
+    third = own(tmp_path, is_shared=False)
+    third.release()
+
+    assert (again.id != home.id) == is_copy
+    assert third.id == again.id
+
+
+@pytest.mark.parametrize("left", [None, "", "damaged"])
+def test_a_note_of_its_place_that_is_lost_costs_a_home_nothing(tmp_path: Path, left: str | None) -> None:
+    home = own(tmp_path, is_shared=False)
+    home.release()
+    (home.path / "place").unlink() if left is None else (home.path / "place").write_text(left)
+    again = own(tmp_path, is_shared=False)
+    again.release()
+
+    assert again.id == home.id
+
+
+def test_a_deleted_or_replaced_lock_file_lets_nobody_in(tmp_path: Path, is_shared: bool) -> None:
+    first = own(tmp_path, is_shared=is_shared)
+    (first.path / "lock").unlink()
+    with pytest.raises(HomeBusy):
+        own(tmp_path, is_shared=is_shared)
+    (first.path / "lock").write_text("")
+    with pytest.raises(HomeBusy):
+        own(tmp_path, is_shared=is_shared)
+    first.release()
+    own(tmp_path, is_shared=is_shared).release()

@@ -861,6 +861,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing_in_the_way_of_the_next(
     (lambda data: (data / "a.csv").chmod(0o755), "file a.csv has the mode 0755, its receipt says 0644"),
     (lambda data: (data / "a.csv").chmod(0o4644), "file a.csv has the mode 4644, its receipt says 0644"),
     (lambda data: (data / "dir").chmod(0o777), "directory dir has the mode 0777"),
+    (lambda data: data.chmod(0o777), "directory . has the mode 0777"),
 ])  # fmt: skip
 def test_what_was_added_to_an_export_is_named(exported: Path, add: Callable[[Path], object], named: str) -> None:
     add(exported / "files")

@@ -8,11 +8,11 @@ from holdfast.cli import homes
 from holdfast.cli.terminal import print_json
 from holdfast.config import Settings, home_path
 from holdfast.errors import InvalidSetting, SessionHalted
-from holdfast.evidence import RECEIPTS_NAME, read_key
+from holdfast.evidence import RECEIPTS_NAME
 from holdfast.home import HIDDEN, JOURNAL
 from holdfast.opening import repair_home
 from holdfast.repair import Repair, repair
-from holdfast.signing import PUBLIC
+from holdfast.signing import key_of_home
 from holdfast.store.sqlite import Store
 from holdfast.visible import visible
 
@@ -40,7 +40,7 @@ def repair_sessions(target: str | None, *, home: Path | None, dry_run: bool, as_
 
 def _planned(home: Path, directory: Path | None, session: str | None) -> list[Repair]:
     """What would be done. Only reads, also beside the home's owner."""
-    path, public = (directory / HIDDEN if directory else home), read_key(home / "keys" / PUBLIC)
+    path, public = (directory / HIDDEN if directory else home), key_of_home(home)
     if not (path / JOURNAL).exists():
         return []
     with closing(Store(path / JOURNAL, read_only=True)) as store, store.view():

@@ -217,7 +217,7 @@ class Conduct:
             printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
             begun=begun,
-            lost_init=self._finished is None and self._kernel.lost_init(),
+            lost_init=self._finished is None and self._died is None and self._kernel.lost_init(),
         )
 
     def _has_begun(self) -> bool:

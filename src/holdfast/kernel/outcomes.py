@@ -39,7 +39,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     begun: bool = True
     """False: it was to end before the kernel had it; or the kernel ended before it had read it."""
     lost_init: bool = False
-    """The session's pid 1 ended, and every process of the session with it. Nothing inside can do that."""
+    """The session's pid 1 ended, and every process of the session with it. Nothing inside can do that: pid 1 ends by
+    itself when it has no children, but then it has reported the kernel's death."""
 
     @property
     def is_unstarted(self) -> bool:

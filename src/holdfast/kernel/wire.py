@@ -37,24 +37,24 @@ MAX_TEXT = 1_000_000
 """Characters of an exception's message, and of its traceback."""
 
 
-def cut_end(text: str) -> str:
+def cut_end(text: str, most: int = MAX_TEXT) -> str:
     """A message that is too long, and how long it was.
 
     >>> cut_end("x" * 2_000_000)[-45:]
     'xxxx… [cut here: 2,000,000 characters in all]'
     """
-    if len(text) <= MAX_TEXT:
+    if len(text) <= most:
         return text
     mark = f"… [cut here: {len(text):,} characters in all]"
-    return text[: MAX_TEXT - len(mark)] + mark
+    return text[: most - len(mark)] + mark
 
 
-def cut_middle(text: str) -> str:
+def cut_middle(text: str, most: int = MAX_TEXT) -> str:
     """A traceback that is too long: it begins with the cell and ends with the exception."""
-    if len(text) <= MAX_TEXT:
+    if len(text) <= most:
         return text
     mark = f"\n… [cut here: {len(text):,} characters in all] …\n"
-    half = (MAX_TEXT - len(mark)) // 2
+    half = (most - len(mark)) // 2
     return text[:half] + mark + text[-half:]
 
 
@@ -135,6 +135,8 @@ class ForkSession(Message, frozen=True):
     """The same for pid 1; equal to `kernel_id` where only one id can be mapped."""
     memory_bytes: int
     """The cap, so that the guest can say how near it came. The cgroup keeps it."""
+    processors: int
+    """How many it is shown, and its libraries are told to use. The cgroup keeps what it may use of them."""
     shm_bytes: int
     file_bytes: int
     open_files: int
@@ -144,6 +146,10 @@ class ForkSession(Message, frozen=True):
     past_proxy: tuple[str, ...] | None = None
     """Listen at `EGRESS_ADDRESS` in the session's network, and hand that to the host, whose proxy answers there: to
     all but these names, which are the guest's own. None: there is no way out."""
+
+
+MOST_FDS_BACK = 2
+"""That come with the answer: the file behind its /proc/meminfo, and the listener of its way out."""
 
 
 class Forked(Message, frozen=True):

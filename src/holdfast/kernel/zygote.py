@@ -4,10 +4,10 @@ It never runs user code. It is single threaded towards us, synchronous, and hold
 memory is in every guest's memory. Runs inside the guests' root, in the guests' environment; started by the keeper.
 
     host ── ForkSession + fds ──▶ zygote ─ fork ─▶ pid 1 ─ fork ─▶ kernel
-         ◀── Forked + listener ──    ◀─ "map me" + listener ──┘
+         ◀── Forked + fds ──         ◀─ "map me" + fds ──┘
 
-The listener, of sessions that may reach something, is made in their network and then open in the host alone: of the way
-out nothing is inside.
+What comes back is then open in the host alone: the file behind the session's /proc/meminfo, and, of sessions that may
+reach something, a listener in their network. Of the way out nothing is inside.
 """
 
 import faulthandler
@@ -72,11 +72,11 @@ def main() -> None:
         body, fds = framing.receive_with_fds(control)
         if not body:
             os._exit(0)
-        reply, listeners = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
+        reply, for_host = _fork_session(_decoder.decode(body), fds, shell, program, own_pid_namespace)
         try:
-            framing.send_with_fds(control, reply, listeners)
+            framing.send_with_fds(control, reply, for_host)
         finally:
-            for fd in (*fds, *listeners):
+            for fd in (*fds, *for_host):
                 os.close(fd)
 
 
@@ -136,18 +136,18 @@ def _fork_session(
         linux.setns(own_pid_namespace, linux.CLONE_NEWPID)
     there.close()
     with here:
-        complaint, listeners, _, _ = socket.recv_fds(here, 4096, 1)
+        complaint, for_host, _, _ = socket.recv_fds(here, 4096, wire.MOST_FDS_BACK)
         if complaint != b"map me":
             return wire.Refused(reason=complaint.decode(errors="replace") or "pid 1 died while it was set up"), []
         try:
             namespaces.map_guest_ids(pid, kernel_id=request.kernel_id, init_id=request.init_id)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
-            for fd in listeners:
+            for fd in for_host:
                 os.close(fd)
             return wire.Refused(reason=f"mapping the guest's ids: {error}"), []
         here.send(b"mapped")
-    return wire.Forked(pid=pid), listeners
+    return wire.Forked(pid=pid), for_host
 
 
 def _become_session(
@@ -157,10 +157,8 @@ def _become_session(
     control, reports, wake, trace, stdout, stderr, *cgroup_fds = fds
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def map_ids(listener: socket.socket | None) -> None:
-        socket.send_fds(zygote, [b"map me"], [listener.fileno()] if listener else [])
-        if listener is not None:
-            listener.close()
+    def map_ids(for_host: list[int]) -> None:
+        socket.send_fds(zygote, [b"map me"], for_host)
         if zygote.recv(16) != b"mapped":
             os._exit(1)
 
@@ -193,6 +191,7 @@ def _become_kernel(request: wire.ForkSession, shell: GuestShell, *, control: int
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+    os.environ["OMP_NUM_THREADS"] = str(request.processors)  # `nproc` goes by it, and by the affinity otherwise
     if request.past_proxy is not None:
         os.environ.update(_by_way_of_proxy(request.past_proxy))
     gc.enable()

@@ -18,6 +18,10 @@ from holdfast.sandbox.overlay import LayerNotWritable, OverlayUnavailable
 _decoder: "msgspec.msgpack.Decoder[wire.Supervision]" = msgspec.msgpack.Decoder(wire.Supervision)
 
 
+_ROOM = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * wire.MOST_FDS_BACK)
+"""For who sent it, and for the descriptors that came with it."""
+
+
 class LineBroken(Exception):
     """The process at the other end is gone."""
 
@@ -61,9 +65,7 @@ class Line:
         try:
             with anyio.fail_after(timeout_s):
                 await anyio.wait_readable(self._sock)
-            packet, ancillary, _, _ = self._sock.recvmsg(
-                framing.PACKET_BYTES + 1, socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
-            )
+            packet, ancillary, _, _ = self._sock.recvmsg(framing.PACKET_BYTES + 1, _ROOM, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             raise
         except (OSError, ValueError, anyio.ClosedResourceError) as error:

@@ -1,6 +1,7 @@
 """This machine: one keeper, a zygote per environment, and kernels forked from them."""
 
 import asyncio
+import math
 import os
 import resource
 import secrets
@@ -28,7 +29,7 @@ from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
 from holdfast.nodes.ids import IdBlock, claim_block
 from holdfast.nodes.lines import Line, LineBroken
-from holdfast.sandbox import cgroups, namespaces
+from holdfast.sandbox import cgroups, namespaces, shown
 from holdfast.sandbox.cgroups.contract import DEATH_S
 from holdfast.sandbox.mounts import SHARED
 from holdfast.strays import discard
@@ -56,12 +57,21 @@ class Incarnation(msgspec.Struct, frozen=True):
 
     kernel: Kernel
     cgroup: cgroups.Cgroup
+    meminfo: int
+    """The file that it sees as /proc/meminfo."""
+    cap_bytes: int
     listener: socket.socket | None = None
     """In its network, where it finds our proxy; None: it has no way out."""
+
+    def show_memory(self) -> None:
+        """Let it see what is free below its cap now."""
+        used = self.cgroup.memory_pinned_bytes()
+        os.pwrite(self.meminfo, shown.meminfo(self.cap_bytes, used_bytes=used), 0)
 
     async def end(self, *, patience_s: float = DEATH_S) -> None:
         """Kill all of it and leave nothing behind. Raises ProcessStuck."""
         self.kernel.close()
+        os.close(self.meminfo)
         try:
             await discard(self.cgroup, patience_s=patience_s)
         finally:  # when nobody is left who could listen in our place
@@ -225,20 +235,20 @@ class LocalNode:
         )
         request = wire.ForkSession(
             session=session, stage=stage, kernel_id=ids.kernel, init_id=ids.init, memory_bytes=limits.memory_bytes,
-            shm_bytes=limits.memory_bytes // 2,
+            processors=_processors(limits.cpus), shm_bytes=limits.memory_bytes // 2,
             file_bytes=limits.disk_bytes, open_files=limits.open_files,
             processes=limits.processes + limits.undo if self.tree.kind == "watchdog" else None,
             shared=self._shared(shared, SHARED, guest=ids.file_owner), past_proxy=past_proxy,
         )  # fmt: skip
         try:
-            kernel, listener = await self._fork_kernel(environment, request, cgroup)
+            kernel, meminfo, listener = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
         self._forked.add(cgroup)
-        return Incarnation(kernel, cgroup, listener)
+        return Incarnation(kernel, cgroup, meminfo, limits.memory_bytes, listener)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -300,20 +310,20 @@ class LocalNode:
 
     async def _fork_kernel(
         self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
-    ) -> tuple[Kernel, socket.socket | None]:
+    ) -> tuple[Kernel, int, socket.socket | None]:
         kernel, guest_fds = _make_kernel()
         guest_fds += cgroup.join_fds()
-        listeners: list[socket.socket] = []
+        received: list[int] = []
         try:
-            listeners += await self._ask_zygote(environment, request, guest_fds)
-            if len(listeners) != (request.past_proxy is not None):
-                raise LineBroken(f"{len(listeners)} listeners came with it")
+            received += await self._ask_zygote(environment, request, guest_fds)
+            if len(received) != 1 + (request.past_proxy is not None):
+                raise LineBroken(f"{len(received)} descriptors came with it")
             with anyio.fail_after(_FORK_TIMEOUT_S):
                 await kernel.wait_ready()
         except BaseException as error:
             kernel.close()
-            for listener in listeners:
-                listener.close()
+            for fd in received:
+                os.close(fd)
             if not isinstance(error, (OSError, LineBroken, TimeoutError)):
                 raise
             raise KernelStartFailed(
@@ -323,26 +333,21 @@ class LocalNode:
         finally:
             for fd in guest_fds:
                 os.close(fd)
-        return kernel, next(iter(listeners), None)
+        meminfo, *listeners = received
+        return kernel, meminfo, next(map(_listener, listeners), None)
 
-    async def _ask_zygote(
-        self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]
-    ) -> list[socket.socket]:
+    async def _ask_zygote(self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]) -> list[int]:
         zygote = await self._zygote(environment)
         try:
             try:
-                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
             except LineBroken:
                 # The zygote died: running sessions go on without it, and new ones come from its successor.
                 zygote = await self._zygote(environment)
-                received = await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
         except TimeoutError:
             zygote.close()  # a late answer, with its listener, would be taken for the next session's
             raise
-        listeners = [socket.socket(fileno=fd) for fd in received]
-        for listener in listeners:
-            listener.setblocking(False)
-        return listeners
 
     async def _zygote(self, environment: Environment) -> Line:
         async with self._starting:
@@ -396,6 +401,21 @@ class LocalNode:
             return None
         status = directory.stat()
         return wire.Shared(path=path, identity=identity, owner=(status.st_uid, status.st_gid), guest=guest)
+
+
+def _listener(fd: int) -> socket.socket:
+    listener = socket.socket(fileno=fd)
+    listener.setblocking(False)
+    return listener
+
+
+def _processors(cpus: float) -> int:
+    """How many a session with this share is shown: no fraction, and none that the machine lacks.
+
+    >>> _processors(0.5)
+    1
+    """
+    return max(1, min(math.ceil(cpus), len(os.sched_getaffinity(0))))
 
 
 def _raise_open_files_limit() -> None:

@@ -26,6 +26,8 @@ def plan_saved(current: Mapping[str, FileEntry], saved: Sequence[SavedFile]) -> 
     As of a run that did it (`layers`, rule 1), a file where a directory was is "changed", and what was in that is
     removed: in a directory of the user's nothing else makes way for it.
     """
+    if not saved:
+        return []
     last = _last(saved)
     now = {path: entries.of_file(current[path]) for path in _in_the_way(current, last)}
     now |= {path: found for path, entry in last.items() if (found := _found_by(entry, current.get(path)))}
@@ -114,15 +116,23 @@ class _Places:
 
     def __init__(self) -> None:
         self._files: set[str] = set()
+        self._lengths: set[int] = set()
+        """Of the files' paths: a deep path has few beginnings of these lengths."""
         self._directories: set[str] = set()
 
     def take(self, path: str) -> None:
         self._files.add(path)
-        self._directories.update(_above(path))
+        self._lengths.add(len(path))
+        end = path.rfind("/")
+        while end > 0 and path[:end] not in self._directories:
+            self._directories.add(path[:end])
+            end = path.rfind("/", 0, end)
 
     def collide(self, path: str) -> bool:
         """Whether a file cannot be there beside them, unless as one of them."""
-        return path in self._directories or any(above in self._files for above in _above(path))
+        return path in self._directories or any(
+            path.startswith("/", length) and path[:length] in self._files for length in self._lengths
+        )
 
 
 def _above(path: str) -> list[str]:

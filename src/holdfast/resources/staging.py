@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import anyio.to_thread
 
+from holdfast import durable
 from holdfast.errors import DiskRefused
 from holdfast.resources import layers
 from holdfast.resources.descent import Parts
@@ -63,5 +64,6 @@ class Staging:
     async def sweep(self, *, wanted: Collection[str]) -> None:
         """Remove the layers that are done with; not those that a run has still to be published from."""
         for name in [name for name in self._left if name not in wanted]:
-            await anyio.to_thread.run_sync(discard, self._workspace.stage_path(name))
+            with durable.ours("removing an old layer"):
+                await anyio.to_thread.run_sync(discard, self._workspace.stage_path(name))
             self._left.remove(name)

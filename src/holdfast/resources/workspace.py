@@ -107,9 +107,11 @@ class Workspace:
 
     def refuse_foreign(self) -> None:
         """In a directory of the user's, what is ours may have been exchanged: a link would lead us anywhere. Raises
-        InvalidSetting: it can be put right, and nothing was done by it."""
+        InvalidSetting: it can be put right, and nothing was done by it. The directory of manifests may be gone: `mend`
+        makes it again, and `repair` what was in it."""
         for own in (self.path, *self._own()) if self.shared is not None else ():
-            refuse_foreign(own)
+            if own != self.manifests or os.path.lexists(own):
+                refuse_foreign(own)
 
     def try_writing(self) -> None:
         """Write a file and remove it. Raises DiskFailed."""
@@ -156,6 +158,7 @@ class Workspace:
         return name
 
     def _make_stage(self, stage: Path, work: Path) -> None:
+        self._stages.mkdir(mode=0o700, exist_ok=True)
         for directory in (stage, work):
             directory.mkdir(mode=0o700)
         if self.shared is not None:

@@ -3,17 +3,15 @@ no weaker mode.
 """
 
 import os
-import socket
 from collections.abc import Callable
 
 from holdfast.kernel.wire import EGRESS_ADDRESS, ForkSession
-from holdfast.sandbox import linux, mounts, namespaces, overlay, privileges, seccomp
+from holdfast.sandbox import linux, mounts, namespaces, overlay, privileges, seccomp, shown
 
 
-def confine_session(
-    request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[socket.socket | None], None]
-) -> None:
-    """What pid 1 and the kernel have in common. Runs as pid 1, still privileged, before the kernel is forked."""
+def confine_session(request: ForkSession, *, cgroup_fds: list[int], map_ids: Callable[[list[int]], None]) -> None:
+    """What pid 1 and the kernel have in common. Runs as pid 1, still privileged, before the kernel is forked. With the
+    request for ids go the descriptors that the host alone is to have: they are closed here."""
     for fd in cgroup_fds:
         os.write(fd, b"0")
         os.close(fd)
@@ -21,10 +19,14 @@ def confine_session(
     namespaces.enter_session()
     overlay.enter(f"{mounts.SESSIONS}/{request.session}", request.stage, request.shared)
     mounts.enter_session(shm_bytes=request.shm_bytes, shared=request.shared is not None)
+    for_host = [shown.show(memory_bytes=request.memory_bytes, processors=request.processors)]
     namespaces.name_host_and_loopback()
-    listener = None if request.past_proxy is None else namespaces.listen(EGRESS_ADDRESS)
+    if request.past_proxy is not None:
+        for_host.append(namespaces.listen(EGRESS_ADDRESS).detach())
     linux.unshare(linux.CLONE_NEWUSER)
-    map_ids(listener)  # which is handed on with the request, and closed here: the host alone has it
+    map_ids(for_host)
+    for fd in for_host:
+        os.close(fd)
 
 
 def confine_kernel(request: ForkSession, *, program: bytes, keep_fds: set[int]) -> None:

@@ -8,10 +8,11 @@ inherits a private copy of that mount table and puts its own pieces on top (`ent
     /opt/holdfast         this package, read-only
     /etc                  a handful of files made here
     /dev                  null zero full random urandom, and shm (RAM, counted against the cap)
-    /proc                 a fresh one that shows the session's own processes
+    /proc                 a fresh one that shows the session's own processes, and its cap as the machine's memory
+    /sys                  the list of its processors (`shown`), and nothing else
     /mnt/data /tmp /home/user   the session's disk, staged on an overlay
 
-There is no /sys, /root, /run of the host and no socket of it. All of it stays read-only for good: nobody inside
+There is no /root, /run of the host and no socket of it. All of it stays read-only for good: nobody inside
 holds a capability over this mount namespace.
 """
 
@@ -20,7 +21,7 @@ import re
 import shutil
 from pathlib import Path
 
-from holdfast.sandbox import linux
+from holdfast.sandbox import linux, shown
 
 ENV = "/opt/env"
 PYTHON = "/opt/python"
@@ -80,7 +81,7 @@ def build_root(
     _make_installers(Path(root + INSTALLERS))
     _make_etc(root)
     _make_dev(root)
-    for directory in ("/proc", "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
+    for directory in ("/proc", shown.PROCESSORS, "/var", "/run", *DIRECTORIES.values(), SESSIONS, SHARED, "/.old"):
         os.makedirs(root + directory, exist_ok=True)
     os.symlink("/tmp", f"{root}/var/tmp")  # noqa: S108 (the guest's own)
     linux.mount(sessions, root + SESSIONS, flags=linux.MS_BIND)

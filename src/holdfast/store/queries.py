@@ -162,6 +162,7 @@ KEY = "select body from keys where session = ? and key = ?"
 PUT_RESULT = "insert into results (run, session, body) values (?, ?, ?) on conflict do update set body = excluded.body"
 RESULT = "select body from results where run = ?"
 RESULTS_OF_SESSION = "select run from results where session = ? order by rowid"
+RESULT_BYTES = "select length(body) from results where run = ? and session = ?"
 DROP_RESULT = "delete from results where run = ? and session = ?"
 # The primary key leads to them; which of them are calls is looked at more closely.
 CALLS = "select key, body from keys where session = ? and key >= 'call-' and key < 'call.'"

@@ -21,6 +21,8 @@ class SessionRow(Noun, frozen=True, kw_only=True):
     """Digest of the last receipt; the next one names it."""
     receipts: int = 0
     """How many there are."""
+    journal_bytes: int = 0
+    """What the store holds of its runs, as of the write before this one."""
 
 
 class VersionRow(Noun, frozen=True, kw_only=True):

@@ -48,6 +48,8 @@ _TYPES: dict[str, type[AnyRecord]] = {
     each.__name__: each for each in (Planned, Saved, Sent, Unsent, Executed, Verified, Settled)
 }
 _encode = msgspec.msgpack.Encoder().encode
+_ROW_BYTES = 100
+"""What a row takes beside its body, in its table and indexes."""
 
 
 class Store:
@@ -56,6 +58,8 @@ class Store:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
         self._broken: DiskFailed | None = None
+        self.kept_bytes: dict[str, int] = {}
+        """What was written of each session's runs and is kept; what a commit that failed would have added stays in."""
         self._db = connection.open_read_only(path) if read_only else connection.open_writable(path)
         self._seen = None if read_only else self._watch()
 
@@ -151,6 +155,10 @@ class Store:
             raise TypeError(f"{type(write).__name__} is no write")
         apply(self, write)
 
+    def _count(self, session: str, *bodies: bytes) -> None:
+        more = sum(map(len, bodies)) + _ROW_BYTES * len(bodies)
+        self.kept_bytes[session] = self.kept_bytes.get(session, 0) + more
+
     def _append(self, run: str, writes: Sequence[Append]) -> None:
         """Records of one run that follow one another: its row is looked up and changed once."""
         key, owner, last = self._db.execute(queries.FIND_RUN, (run,)).fetchone() or (None, writes[0].session, None)
@@ -165,7 +173,9 @@ class Store:
             key = self._db.execute(queries.OPEN_RUN, (run, owner, last)).lastrowid
         else:
             self._db.execute(queries.ADVANCE_RUN, (last, key))
-        self._db.executemany(queries.ADD_RECORD, [(key, _encode(write.record)) for write in writes])
+        bodies = [_encode(write.record) for write in writes]
+        self._db.executemany(queries.ADD_RECORD, [(key, body) for body in bodies])
+        self._count(owner, *bodies)
 
     def _put_session(self, write: PutSession) -> None:
         self._db.execute(queries.PUT_SESSION, (write.session, _encode(write.row)))
@@ -176,13 +186,16 @@ class Store:
             self._db.execute(query, (write.session,))
         self._db.execute(queries.DROP_PLACEHOLDER)
         self._db.execute(queries.KEEP_PLACE, (last,))
+        self.kept_bytes.pop(write.session, None)
 
     def _put_receipt(self, write: PutReceipt) -> None:
         row = write.row
         self._db.execute(queries.ADD_RECEIPT, (write.session, row.number, row.run, row.sha256, row.envelope))
+        self._count(write.session, row.envelope)
 
     def _put_version(self, write: PutVersion) -> None:
-        self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, _encode(write.row)))
+        self._db.execute(queries.PUT_VERSION, (write.session, write.row.version, body := _encode(write.row)))
+        self._count(write.session, body)
 
     def _put_files(self, write: PutFiles) -> None:
         self._db.executemany(queries.DROP_FILE, ((write.session, path) for path in write.gone))
@@ -195,16 +208,23 @@ class Store:
         self._db.executemany(queries.PUT_NAME, rows)
 
     def _put_key(self, write: PutKey) -> None:
-        self._db.execute(queries.PUT_KEY, (write.session, write.row.key, _encode(write.row)))
+        self._db.execute(queries.PUT_KEY, (write.session, write.row.key, body := _encode(write.row)))
+        self._count(write.session, body)
 
     def _put_result(self, write: PutResult) -> None:
         self._db.execute(queries.PUT_RESULT, (write.run, write.session, write.body))
+        self._count(write.session, write.body)
 
     def _drop_results(self, write: DropResults) -> None:
+        for run in write.runs:
+            for (size,) in self._db.execute(queries.RESULT_BYTES, (run, write.session)).fetchall():
+                left = self.kept_bytes.get(write.session, 0) - size - _ROW_BYTES
+                self.kept_bytes[write.session] = max(0, left)
         self._db.executemany(queries.DROP_RESULT, ((run, write.session) for run in write.runs))
 
     def _put_lost(self, write: PutLost) -> None:
-        self._db.execute(queries.ADD_LOSS, (write.session, _encode(write.lost)))
+        self._db.execute(queries.ADD_LOSS, (write.session, body := _encode(write.lost)))
+        self._count(write.session, body)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

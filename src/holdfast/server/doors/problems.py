@@ -36,6 +36,7 @@ STATUSES = {
     "keeper_lost": 503,
     "process_stuck": 503,
     "disk_limit": 507,
+    "journal_limit": 507,
     "session_closed": 410,
     "session_unknown": 404,
     "session_halted": 423,
