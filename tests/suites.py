@@ -91,6 +91,7 @@ def _environment(place: Path, *, kernel: str) -> dict[str, str]:
         shared = Path(os.environ.get("HOLDFAST_HOME", REPOSITORY / ".home"))
         (home / "envs").symlink_to((shared / "envs").resolve())
     jupyter = place / f"jupyter-{kernel}"
+    (jupyter / "ipython").mkdir(parents=True, exist_ok=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     names = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_CONFIG_DIR": "config"}
     environment = os.environ | {name: str(jupyter / path) for name, path in names.items()}

@@ -96,13 +96,13 @@ async def verify(
     except Unreadable as error:
         return Verdict(checks=[Check(name="files", ok=False, detail=str(error))])
     try:
-        return await _judged(books, request, card, changes, beside=[*mapped, *probed])
+        return await _judged(books, request, card, changes, mapped=mapped, probed=probed)
     except PatternsTooCostly as error:
         return Verdict(changes=changes, checks=[*mapped, *probed, checks.refused(error)])
 
 
 async def _judged(
-    books: Books, request: RunRequest, card: RunCard, changes: list[Change], *, beside: list[Check]
+    books: Books, request: RunRequest, card: RunCard, changes: list[Change], *, mapped: list[Check], probed: list[Check]
 ) -> Verdict:
     """What may be published of the changes, and whether it is what was declared."""
     told: list[Check] = []
@@ -110,7 +110,7 @@ async def _judged(
         judged = await books.in_thread(lambda: judge(changes, request.publication, books.workspace.files))
         changes, told = judged.changes, judged.checks
     found = await _compared(books, request, card, changes)
-    return msgspec.structs.replace(found, changes=changes, checks=[*beside, *found.checks, *told])
+    return msgspec.structs.replace(found, changes=changes, checks=[*mapped, *found.checks, *probed, *told])
 
 
 async def _compared(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> Verdict:

@@ -123,7 +123,7 @@ def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FILLERS: dict[str, Callable[[int], str]] = {
     "code": lambda number: f"{number}\n" + "# much to keep\n" * 20_000,
-    "names": lambda number: f"for i in range(3000): globals()[f'{{i:0>90}}_{number}'] = i",
+    "names": lambda number: f"for i in range(3000): globals()[f'n{{i:0>90}}'] = [{number}]",
     "files": lambda number: f"for i in range(500): open(f'{{i:0>150}}', 'w').write('{number}')",
 }
 
