@@ -19,8 +19,10 @@ from typing import ClassVar
 
 TURN_S = 0.001
 BYTES_PER_S = 50e6
-WAKE_S = 0.0001
+_WAKE_S = 0.0001
 """What it costs, about, to wait for a socket and to be woken."""
+_COPY_BYTES_PER_S = 1e9
+"""How fast, about, a socket is read or written."""
 _SHARE = 4
 """A session has a quarter of the loop for what moves little."""
 _BURST_S = 0.2
@@ -34,10 +36,9 @@ _LEAST_S = 0.0001
 class Step:
     """Work that waits for nothing. If it may take long, it should look at `is_over`; `moved_bytes` says what for."""
 
-    def __init__(self, pace: "Pace", moved_bytes: int, extra_s: float) -> None:
+    def __init__(self, pace: "Pace", moved_bytes: int) -> None:
         self.moved_bytes = moved_bytes
         self._pace = pace
-        self._extra_s = extra_s
         self._began = self._ends = 0.0
 
     def __enter__(self) -> "Step":
@@ -46,7 +47,7 @@ class Step:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pace.spend(time.thread_time() - self._began + self._extra_s, self.moved_bytes)
+        self._pace.spend(time.thread_time() - self._began, self.moved_bytes)
 
     def is_over(self) -> bool:
         """Whether the rest has to wait for the next turn."""
@@ -79,9 +80,12 @@ class Pace:
             self._waiting.append(waiter)
             await waiter
 
-    def step(self, moved_bytes: int = 0, *, extra_s: float = 0.0) -> Step:
-        """`extra_s`: what the step costs beside the time that it takes."""
-        return Step(self, moved_bytes, extra_s)
+    def step(self, moved_bytes: int = 0) -> Step:
+        return Step(self, moved_bytes)
+
+    def spend_moving(self, moved_bytes: int) -> None:
+        """For one read or write of a socket. Its cost is known: to measure it would cost as much again."""
+        self.spend(_WAKE_S + moved_bytes / _COPY_BYTES_PER_S, moved_bytes)
 
     def spend(self, took_s: float, moved_bytes: int) -> None:
         self._spent_s += took_s

@@ -105,9 +105,7 @@ async def _gather(connection: h11.Connection, wire: Wire) -> tuple[bytes, h11.Ev
             step.moved_bytes = len(body)
         if body or event is not None:
             return body, event
-        data = await wire.read()
-        with wire.pace.step(len(data)):
-            connection.receive_data(data)
+        connection.receive_data(await wire.read())
 
 
 def _take(connection: h11.Connection, step: Step) -> tuple[bytes, h11.Event | None]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import anyio
 
-from holdfast.pace import WAKE_S, Pace
+from holdfast.pace import Pace
 
 STEP_BYTES = 1 << 16
 _LINGER_S = 2.0
@@ -44,9 +44,9 @@ class Wire:
         while True:
             await anyio.wait_readable(self._socket)
             await self.pace.turn()
-            with suppress(BlockingIOError, InterruptedError), self.pace.step(extra_s=WAKE_S) as step:
+            with suppress(BlockingIOError, InterruptedError):
                 data = self._socket.recv(STEP_BYTES)
-                step.moved_bytes = len(data)
+                self.pace.spend_moving(len(data))
                 self._idle.touch()
                 return data
 
@@ -55,9 +55,10 @@ class Wire:
         while left:
             await anyio.wait_writable(self._socket)
             await self.pace.turn()
-            with suppress(BlockingIOError, InterruptedError), self.pace.step(extra_s=WAKE_S) as step:
-                step.moved_bytes = self._socket.send(left)
-                left = left[step.moved_bytes :]
+            with suppress(BlockingIOError, InterruptedError):
+                sent = self._socket.send(left)
+                self.pace.spend_moving(sent)
+                left = left[sent:]
                 self._idle.touch()
 
     def half_close(self) -> None:
