@@ -262,7 +262,9 @@ class Computer:
 
     def freeze(self) -> None:
         self._at_rest = True
-        if self.now is not None:
+        if self.now is not None and self._node.is_doomed(self._forked_at):
+            self.now.cgroup.thaw()  # frozen, what is left of it would keep its memory, and the keeper from ending
+        elif self.now is not None:
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()

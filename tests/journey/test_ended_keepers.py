@@ -2,6 +2,7 @@
 their files, and no run is told that its code was at fault."""
 
 import os
+import select
 import signal
 import threading
 import time
@@ -25,7 +26,19 @@ def node_of(session: Session) -> LocalNode:
 def kill_keeper(session: Session) -> None:
     line = node_of(session)._keeper
     assert line is not None
-    os.kill(line.peer_pid, signal.SIGKILL)
+    kill(line.peer_pid)
+
+
+def kill(keeper: int) -> None:
+    """A keeper ends when every process below it has ended."""
+    handle = os.pidfd_open(keeper)
+    try:
+        os.kill(keeper, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        assert ended.poll(20_000)
+    finally:
+        os.close(handle)
 
 
 @pytest.fixture
@@ -103,7 +116,7 @@ def test_a_server_goes_on_with_another_keeper(serving: Any, tmp_path: Path) -> N
         Session(url=server.url, token=server.token, memory="256M") as session,
     ):
         session.run("x = 1; open('kept.txt', 'w').write('kept')")
-        os.kill(_keeper_of(server.process.pid), signal.SIGKILL)
+        kill(_keeper_of(server.process.pid))
 
         assert session.run("open('kept.txt').read()").text == "'kept'"
 
@@ -116,7 +129,7 @@ def test_a_server_that_cannot_have_another_keeper_ends_with_an_error(serving: An
         log = next((tmp_path / "home").rglob("keeper.log"))
         log.unlink()
         log.mkdir()
-        os.kill(_keeper_of(server.process.pid), signal.SIGKILL)
+        kill(_keeper_of(server.process.pid))
 
         assert server.process.wait(60) == 3
 

@@ -134,6 +134,10 @@ class LocalNode:
     def has_keeper(self) -> bool:
         return self._keeper is not None and not self._keeper.is_broken()
 
+    def is_doomed(self, forked_at: float) -> bool:
+        """Whether what was forked then is to end with a keeper whose end is known."""
+        return self._keeper_ended_at > forked_at
+
     def keeper_ended_since(self, at: float) -> float | None:
         """When the keeper ended that was there at a time; None: it is there still."""
         if not self.has_keeper:
