@@ -262,9 +262,7 @@ class Computer:
 
     def freeze(self) -> None:
         self._at_rest = True
-        if self.now is not None and self._node.is_doomed(self._forked_at):
-            self.now.cgroup.thaw()  # frozen, what is left of it would keep its memory, and the keeper from ending
-        elif self.now is not None:
+        if self.now is not None and not self._let_die(self.now):
             self.now.cgroup.freeze()
             self._gauges = gauge(self.now.cgroup)
             self._is_guarded = self.now.kernel.has_snapshot()
@@ -273,6 +271,12 @@ class Computer:
                     self.now.show_memory()
             if not self.now.kernel.is_lost():
                 self._seen_alive = time.time()
+
+    def _let_die(self, incarnation: Incarnation) -> bool:
+        """If its keeper has ended: frozen, what is left of it would keep its memory, and the keeper from ending."""
+        if is_doomed := self._node.is_doomed(self._forked_at):
+            incarnation.cgroup.thaw()
+        return is_doomed
 
     def is_hurt(self) -> bool:
         """Whether its kernel, or the snapshot beside it, was ended while it was at rest. On cgroup v1 a frozen process
@@ -321,9 +325,10 @@ class Computer:
         """Freeze, and wait until nothing moves: only then are its files what they are. False: something goes on."""
         if self.now is None or self._stuck:
             return self.now is None
-        cgroup = self.now.cgroup
+        incarnation, cgroup = self.now, self.now.cgroup
         cgroup.freeze()
-        return cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, patience_s)
+        stands_still = cgroup.wait_frozen(0) or await anyio.to_thread.run_sync(cgroup.wait_frozen, patience_s)
+        return self._let_die(incarnation) or stands_still
 
     def thaw(self) -> None:
         self._at_rest = False

@@ -132,7 +132,8 @@ class LocalNode:
 
     @property
     def has_keeper(self) -> bool:
-        return self._keeper is not None and not self._keeper.is_broken()
+        """While it ends, processes below it may still have its socket open. Nobody else has its pipe."""
+        return self._keeper is not None and self._alive is not None and not self._keeper.is_broken()
 
     def is_doomed(self, forked_at: float) -> bool:
         """Whether what was forked then is to end with a keeper whose end is known."""
@@ -171,7 +172,7 @@ class LocalNode:
         async with self._replacing:
             if self._closed:
                 raise KeeperLost("the keeper is gone", hint="open the home again")
-            if self._keeper is None or self._keeper.is_broken():
+            if not self.has_keeper:
                 await self._replace_keeper()
             assert self._keeper is not None
             return self._keeper
