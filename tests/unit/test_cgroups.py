@@ -5,6 +5,8 @@ import json
 import os
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ from holdfast.sandbox.cgroups import (
 from holdfast.sandbox.cgroups.scoped import ScopedTree
 from holdfast.sandbox.cgroups.v1 import V1Cgroup
 from holdfast.sandbox.cgroups.v2 import V2Cgroup
+from holdfast.sandbox.pid1 import EXECUTABLE
 
 MIB = 2**20
 ROOMY = Limits(memory_bytes=128 * MIB, pids=64, cpus=1.5)
@@ -128,6 +131,60 @@ def test_a_child_that_takes_more_memory_than_the_cap_is_killed_and_counted(make:
 
     assert child.wait(10) == -signal.SIGKILL
     assert cgroup.oom_kills() == 1
+
+
+# A session's first process, whose children are in no cgroup and end when they are let go.
+FIRST_PROCESS = """
+import os, sys
+from pathlib import Path
+from holdfast.sandbox import pid1
+fds, host, gate, alive, compiled = sys.argv[1].split(","), *map(int, sys.argv[2:])
+for _ in range(40):
+    if os.fork() == 0:
+        os.read(gate, 1)
+        os._exit(7)
+os.close(gate), os.close(alive)
+for fd in fds: os.write(int(fd), b"0"), os.close(int(fd))
+if not compiled: pid1.EXECUTABLE = Path("/nowhere")
+pid1.run(host)
+"""
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_first_process_that_cannot_report_at_the_cap_reports_later(
+    make: Make, spawn: Spawner, compiled: bool
+) -> None:
+    """A packet costs memory. If it ended for want of that, it would take its session along."""
+    if compiled and not EXECUTABLE.exists():
+        pytest.skip("no compiler was at hand")
+    cgroup = make(Limits(memory_bytes=32 * MIB, pids=16, cpus=None))
+    cgroup.watch_memory(soft_bytes=24 * MIB, cap_bytes=32 * MIB)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    (gate, let_go), (ended, alive), join = os.pipe(), os.pipe(), cgroup.join_fds()
+    theirs = [*join, there.fileno(), gate, alive]
+    arguments = [",".join(map(str, join)), *map(str, theirs[len(join) :]), str(int(compiled))]
+    first = subprocess.Popen([sys.executable, "-c", FIRST_PROCESS, *arguments], pass_fds=theirs)
+    try:
+        for fd in (*join, gate, alive):
+            os.close(fd)
+        there.close()
+        here.settimeout(20)
+        assert here.recv(8) == bytes(8)
+        hog = spawn(cgroup, "hoard = []\nwhile True: hoard.append(bytearray(b'x') * 65536)")
+        assert wait_until(cgroup.is_held_up)
+        os.write(let_go, bytes(40))
+        assert os.read(ended, 1) == b""  # all of them
+        wait_until(lambda: first.poll() is not None, 0.3)
+        hog.kill()
+
+        assert [struct.unpack("ii", here.recv(8))[1] >> 8 for _ in range(40)] == [7] * 40
+        assert first.wait(20) == 0  # nobody is left
+    finally:
+        first.kill()
+        first.wait()
+        here.close()
+        os.close(let_go)
+        os.close(ended)
 
 
 def test_memory_taken_through_tmpfs_counts_against_the_cap(make: Make, spawn: Spawner) -> None:

@@ -1,12 +1,16 @@
 """pid 1 in Python, for machines without a C compiler. `pid1.c` says what it does and why it exists."""
 
+import errno
 import os
 import signal
 import socket
 import struct
+import time
 from pathlib import Path
 
 EXECUTABLE = Path(__file__).with_name("pid1")
+_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.005
 
 
 def run(host_fd: int) -> None:
@@ -26,7 +30,11 @@ def run(host_fd: int) -> None:
 
 
 def _tell(host: socket.socket, pid: int, status: int) -> None:
-    try:
-        host.send(struct.pack("ii", pid, status))
-    except OSError:
-        os._exit(0)
+    while True:
+        try:
+            host.send(struct.pack("ii", pid, status))
+            return
+        except OSError as error:
+            if error.errno not in _NO_MEMORY:
+                os._exit(0)
+            time.sleep(_PAUSE_S)
