@@ -187,14 +187,14 @@ def test_a_snapshot_whose_limits_were_lowered_wakes_or_is_missed(session: Sessio
     ],
 )
 def test_a_killed_snapshot_is_missed_and_replaced(session: Session, how: str) -> None:
-    run = attack(session, f"{how}\ntime.sleep(0.3)\nx = 2")
+    run = attack(session, f"{how}\nwhile others() != [1]: time.sleep(0.01)\nx = 2")
 
     assert "snapshot was killed" in (run.unprotected or "")
     assert_protected(session)
 
 
 def test_a_killed_snapshot_costs_memory_when_the_run_fails_and_only_then(session: Session) -> None:
-    run = in_time(session, "os.kill(-1, 9)\ntime.sleep(0.3)\nos._exit(1)")
+    run = in_time(session, "os.kill(-1, 9)\nwhile others() != [1]: time.sleep(0.01)\nos._exit(1)")
 
     assert (run.memory, run.generation) == ("lost", 2)
     assert "snapshot was killed" in (run.unprotected or "")
