@@ -26,6 +26,7 @@ _NO_KERNEL = "Variables are lost; files are kept; no other kernel came up yet: t
 _HINTS = {
     "timeout": "give the run more time (timeout=…), or do less in one run",
     "interrupted": "run it again when you mean it",
+    "disk_limit": "write less, remove files first, or give the session a larger disk=…",
     "output_limit": "print less, or write to a file in /mnt/data",
     "killed": "split the work so that the part that dies stands alone, and look at it there",
     "kernel_lost": "the code is not the reason: run it again as it is, also with the same key",
@@ -34,6 +35,7 @@ _HINTS = {
 _NAMES = {
     "timeout": "Timeout",
     "interrupted": "KeyboardInterrupt",
+    "disk_limit": "DiskLimit",
     "output_limit": "OutputLimit",
     "killed": "KernelKilled",
     "kernel_lost": "KernelLost",

@@ -243,4 +243,4 @@ def _too_large(usage: Usage, limit_bytes: int) -> str:
 
 
 def _stop(message: str) -> Stop:
-    return Stop(reason="killed", message=message, at_once=True)
+    return Stop(reason="disk_limit", message=message, at_once=True)

@@ -99,7 +99,9 @@ class OpenJob:
     async def committed_before(self, report: Report | None = None) -> Run | None:
         """The run that did the same and whose result the directory is; None: it is to be run. A key stands for it from
         now on, as if it had been run with that."""
-        if self._job.force or self._job.options.get("rehearse") or not self._outputs_are_there():
+        if self._job.force or self._job.options.get("rehearse"):
+            return None
+        if not await self._books.in_thread(self._outputs_are_there):
             return None
         environment = await self._service.environment(self._job.env, report)
         same = msgspec.structs.replace(_identity(self._job), environment=environment.fingerprint)

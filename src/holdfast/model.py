@@ -14,7 +14,7 @@ else:
 
 ErrorCode = Literal[
     "exception", "syntax", "verification", "protected_path", "undeclared_write", "patterns_too_costly", "timeout",
-    "out_of_memory", "killed", "interrupted", "output_limit", "kernel_lost",
+    "out_of_memory", "disk_limit", "killed", "interrupted", "output_limit", "kernel_lost",
 ]  # fmt: skip
 _SHOWN = 100
 """Characters of a result in one line."""

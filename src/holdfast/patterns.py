@@ -10,6 +10,7 @@ Paths and patterns are text as `paths.to_text` writes it.
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import translate
 
@@ -21,6 +22,11 @@ MOST_STEPS = 3_000_000
 """For all patterns of one request against all files: about two seconds of a thread."""
 IN_LOOP = 10_000
 """What the event loop gives: a few milliseconds."""
+_AT_A_STRETCH = 1_000
+"""Steps between two moments at which other threads go on: less than a millisecond. Python itself makes a thread give
+way after five, and a run of another session waits for that dozens of times."""
+_GIVES_WAY_S = 0.0001
+"""Time enough for another thread to take Python's lock."""
 _MARKS = "*?["
 _ANY = "**"
 _COPIED = 64
@@ -50,6 +56,7 @@ class Files:
     def __init__(self, files: Iterable[str], *, most_steps: int = MOST_STEPS) -> None:
         self._files = files if isinstance(files, Mapping) else dict.fromkeys(files)
         self._left = most_steps
+        self._gives_way_at = most_steps - IN_LOOP  # what takes no more may be done in the event loop
         self._by_name: dict[str, list[str]] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -63,6 +70,9 @@ class Files:
                 f"the patterns take more than {MOST_STEPS:,} comparisons with the {len(self._files):,} files there are",
                 hint=HINT,
             )
+        if self._left < self._gives_way_at:
+            self._gives_way_at = self._left - _AT_A_STRETCH
+            time.sleep(_GIVES_WAY_S)
 
     def meant_by(self, pattern: str) -> list[str]:
         """The files that a declared path or pattern means, in their order.

@@ -39,6 +39,7 @@ _ADVICE = {
     "out_of_memory": Step(action="change", why="work in chunks or keep fewer copies, or give the session more memory"),
     "killed": Step(action="change", why="run the part that dies alone, and look at it there"),
     "kernel_lost": Step(action="retry", why="it was no fault of the code: run it again as it is, or with the same key"),
+    "disk_limit": Step(action="change", why="write less, remove files first, or give the session a larger disk"),
     "output_limit": Step(action="change", why="print less, or write to a file"),
     "interrupted": Step(action="retry", why="it was ended from outside; run it again when you mean it"),
 }

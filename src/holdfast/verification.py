@@ -7,9 +7,10 @@ frozen, and what it wrote is read from its layer and hashed: nobody can change i
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +31,7 @@ from holdfast.resources.layers import Unreadable, read_changes
 from holdfast.sandbox.mounts import DIRECTORIES
 from holdfast.state import files_after, work_of
 
+T = TypeVar("T")
 _LEAST_S = 5.0
 """For hashing what a run wrote that ended just before its deadline."""
 _MOST_NAMED = 100
@@ -63,9 +65,11 @@ async def try_out(
     within_s = request.timeout_s - execution.outcome.duration_s
     present = await _present(books, computer, request, within_s=within_s)
     try:
-        probes = await books.out_of_the_loop(
+        probes = await _matched(
+            books,
+            request,
             lambda: expectations.probes(request.outputs, present, asserts=request.asserts),
-            size=_comparisons(request, len(present)),
+            size=len(present),
         )
     except PatternsTooCostly as error:
         return [checks.refused(error)], execution
@@ -119,8 +123,10 @@ async def _compared(books: Books, request: RunRequest, card: RunCard, changes: l
     strange = list(await changed_on_host(books, [*named(card), *replaced]))
     disturbed = await _disturbances(books, card, changes)
     told = await books.out_of_the_loop(lambda: _of_strangers(books, strange), size=len(strange))
-    size = _comparisons(request, len(books.state.files) + len(changes), more=card.forecast_outputs)
-    compared = await books.out_of_the_loop(lambda: _compare(books, request, card, changes), size=size)
+    size, forecast = len(books.state.files) + len(changes), card.forecast_outputs
+    compared = await _matched(
+        books, request, lambda: _compare(books, request, card, changes), size=size, forecast=forecast
+    )
     found = [*compared, *told, *disturbed]
     return Verdict(checks=found, strange=strange)
 
@@ -184,10 +190,14 @@ async def changed_outside(books: Books, computer: Computer) -> list[str]:
     return [_shown((os.fsencode(change.area), to_bytes(change.path))) for change in changes][:_MOST_NAMED]
 
 
-def _comparisons(request: RunRequest, files: int, *, more: Sequence[str] = ()) -> int:
-    """About how many paths are compared with patterns."""
-    patterns = [path for path in (*(one.path for one in request.outputs), *more) if is_pattern(path)]
-    return files * (1 + len(patterns))
+async def _matched(
+    books: Books, request: RunRequest, work: Callable[[], T], *, size: int, forecast: Sequence[str] = ()
+) -> T:
+    """Work on declared and forecast paths. The number of files does not tell what a pattern takes: their paths may be
+    deep. So patterns are matched in a thread."""
+    if any(is_pattern(path) for path in (*(one.path for one in request.outputs), *forecast)):
+        return await books.in_thread(work)
+    return await books.out_of_the_loop(work, size=size)
 
 
 def _compare(books: Books, request: RunRequest, card: RunCard, changes: list[Change]) -> list[Check]:

@@ -94,7 +94,7 @@ def test_pid_1_does_not_have_it_either(guest):
 def test_neither_zygote_nor_host_keeps_the_listener_of_a_kernel_that_is_gone(guest, open_session):
     transport = guest._session._transport
     computer, node = transport._session.computer, transport._service.node  # type: ignore[union-attr]
-    zygotes, gone = [line.peer_pid for line in node._zygotes.values()], []
+    zygotes, gone = [zygote.line.peer_pid for zygote in node._zygotes.values()], []
     for _ in range(5):
         gone.append(computer.now.listener)
         guest.reset()

@@ -82,7 +82,7 @@ def test_no_path_leads_out_of_the_workspace(server: Any, owner: httpx2.Client, a
 
 KNOWN = {
     "secret.txt", "lock", "epoch", "id", "journal.sqlite3", "journal.sqlite3-wal", "journal.sqlite3-shm", "keys",
-    "sessions", "envs", "logs", "root", "socket", "starting.lock", "mcp",
+    "sessions", "envs", "logs", "root", "socket", "starting.lock", "mcp", "place", "journal.seen", "keys.chain",
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from holdfast import Session
 from holdfast.access import KeyRing
 from holdfast.errors import InputMissing, PatternsTooCostly
+from holdfast.patterns import IN_LOOP, Files
 
 from .victim import victim
 
@@ -130,6 +133,24 @@ def test_no_declared_patterns_keep_other_sessions_waiting(attacker: Session) -> 
             assert (run.status, run.error.code) == ("rolled_back", "verification")
 
     assert not watched.is_held_up, str(watched)
+
+
+def test_the_event_loop_compares_few_patterns_however_deep_the_files(
+    attacker: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two patterns and three hundred files are few, and their paths have half a million components."""
+    taken, take = Counter[str](), Files.take
+
+    def taking(files: Files, steps: int = 1) -> None:
+        taken[threading.current_thread().name] += steps
+        take(files, steps)
+
+    monkeypatch.setattr(Files, "take", taking)
+    run = attacker.run("open('y', 'w').write('y')", outputs=["**/q*/**", "**/z*/**"])
+
+    assert run.error.code == "verification"
+    assert sum(taken.values()) > 1_000_000
+    assert taken["holdfast"] < 5 * IN_LOOP  # the thread of the event loop
 
 
 def test_patterns_that_take_too_long_are_refused(attacker: Session) -> None:

@@ -21,6 +21,7 @@ from tests.lean import lean_home
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
 from holdfast.opening import accept_loss, repair_home
+from holdfast.resources.workspace import remove_tree
 from holdfast.signing import SigningKey
 
 JOURNAL = "journal.sqlite3"
@@ -391,7 +392,7 @@ def test_a_copy_keeps_its_new_id_and_a_moved_home_its_own(home: Path, lean: Path
 def test_a_home_that_is_restored_in_place_goes_on(home: Path, lean: Path, stopped: Callable[..., str]) -> None:
     session = stopped()
     backup = copy(home, home.with_name("backup"))
-    shutil.rmtree(home)
+    remove_tree(home)
     copy(backup, home)
 
     owner = Owner(home, lean, session)
@@ -461,7 +462,7 @@ OWN = {"journal_lost", "files_lost", "keys_lost", "session_halted", "disk_failed
 def delete_at(home: Path, pattern: str) -> None:
     found = list(home.glob(pattern))
     for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_tree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -481,7 +482,7 @@ def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
     home: Path, lean: Path, written: tuple[Path, str], pattern: str
 ) -> None:
     made, session = written
-    shutil.rmtree(home)
+    remove_tree(home)
     copy(made, home)
     delete_at(home, pattern)
 
@@ -509,7 +510,7 @@ def test_what_is_deleted_while_the_home_lives_is_mended_or_named(
     home: Path, lean: Path, written: tuple[Path, str], pattern: str
 ) -> None:
     made, session = written
-    shutil.rmtree(home)
+    remove_tree(home)
     copy(made, home)
     owner = Owner(home, lean, session)
     owner.do("s.names()")  # nothing of the start is left to do
@@ -561,7 +562,7 @@ def test_no_pair_of_deletions_has_a_start_delete_what_is_left(
 ) -> None:
     made, _ = written
     for pair in [pair for pair in combinations(PAIRED, 2) if pair[0] == first]:
-        shutil.rmtree(home)
+        remove_tree(home)
         shutil.copytree(made, home, symlinks=True)
         for pattern in pair:
             delete_at(home, pattern)

@@ -121,7 +121,7 @@ ENDLESS = "all(n == 0 for n in iter(int, 1))"
         ("__import__('signal').signal(2, 1) and not " + ENDLESS, "timeout", "did not heed an interrupt"),
         ("len(bytes(x) + bytes(x)) > 0", "out_of_memory", "memory"),
         ("[__import__('os').write(1, bytes(65536)) for _ in range(2000)]", "output_limit", "printed more than"),
-        ("[open(f'{n}', 'wb').write(bytes(1 << 20)) for n in range(500)]", "killed", "its limit is 128 MiB"),
+        ("[open(f'{n}', 'wb').write(bytes(1 << 20)) for n in range(500)]", "disk_limit", "its limit is 128 MiB"),
     ],
 )
 def test_an_assertion_ends_as_its_cell_would_and_costs_no_variable(code: str, error: str, because: str) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from holdfast.computer import Computer
 from holdfast.config import default_home
 from holdfast.errors import DiskFailed, DiskFull, InternalFault
 from holdfast.resources.staging import Staging
+from holdfast.resources.workspace import remove_tree
 from holdfast.store.sqlite import Store
 from holdfast.verify import check_in_home
 
@@ -219,13 +219,13 @@ def test_a_run_whose_layer_was_removed_on_the_host_is_refused_and_the_next_has_a
         def remove(_: object) -> None:
             if not layers:
                 layers.extend(stages.iterdir())
-                shutil.rmtree(stages)
+                remove_tree(stages)
 
         with pytest.raises(DiskFailed, match="layer was removed on the host"):
             session.run("open('b', 'w').write('b'); print('ready', flush=True); time.sleep(0.5)", on_event=remove)
 
         assert layers
         assert session.run("open('b', 'w').write('b'); kept").text == "[7]"
-        shutil.rmtree(stages)
+        remove_tree(stages)
         assert session.run("open('c', 'w').write('c'); kept").text == "[7]"
         assert [entry.path for entry in session.files()] == ["a", "b", "c"]

@@ -21,6 +21,26 @@ def test_an_installer_says_what_to_do_instead(session: Session, code: str) -> No
     assert "restart the kernel" not in run.stdout
 
 
+HAS_INSTALLERS = """
+import os, sys
+for name in ("pip", "uv"):
+    os.makedirs(f"lib/{name}")
+    with open(f"lib/{name}/__main__.py", "w") as main:
+        main.write("import sys; print('its own', *sys.argv[1:])")
+os.environ["PYTHONPATH"] = "/mnt/data/lib"
+sys.path.insert(0, "/mnt/data/lib")
+"""
+
+
+@pytest.mark.parametrize("name", ["pip", "uv"])
+def test_an_installer_that_the_environment_has_is_run(session: Session, name: str) -> None:
+    made = session.run(HAS_INSTALLERS)
+    run = session.run(f"%{name} list")
+
+    assert (made.error, run.error) == (None, None)
+    assert "its own" in run.stdout
+
+
 def test_a_command_that_installs_says_it_too(session: Session) -> None:
     ran = session.shell("pip install plotly")
 

@@ -148,6 +148,11 @@ def wheel() -> bytes:
     return packed.getvalue()
 
 
+HAS_PIP = """
+import os, sys
+os.environ |= {'PYTHONPATH': '/mnt/data/pip.whl', 'PIP_DISABLE_PIP_VERSION_CHECK': '1'}
+sys.path.insert(0, '/mnt/data/pip.whl')  # `%pip` looks there whether this Python has one
+"""
 SUBPROCESS = """
 import subprocess, sys
 pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-compile", "--target", "lib"]
@@ -159,11 +164,7 @@ def test_a_rehearsal_installs_nothing_and_says_so(pip: bytes) -> None:
     with serving() as upstream, Session(memory="512M", timeout=60, egress=[upstream.at]) as session:
         session.write("pip.whl", pip)
         session.write("tides-1.0-py3-none-any.whl", wheel())
-        ok(
-            session.run(
-                "import os; os.environ |= {'PYTHONPATH': '/mnt/data/pip.whl', 'PIP_DISABLE_PIP_VERSION_CHECK': '1'}"
-            )
-        )
+        ok(session.run(HAS_PIP))
         before = session.files()
 
         asked = session.run(f"%pip install --retries 0 --index-url http://{upstream.at}/ tides", rehearse=True)

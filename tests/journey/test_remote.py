@@ -573,8 +573,13 @@ def test_a_server_that_cannot_be_started_says_why(home: Path, session: Session) 
     assert "home_busy" in busy.stderr
     with Session(memory="128M", shared=True) as other:
         assert other.run("1").text == "1", f"{ours} is shared within the process as ever"
-    (home / "journal.sqlite3").write_text("this is no database")
+    (home / "socket").mkdir()
     with pytest.raises(HoldfastError, match="did not come up") as caught:
         Session(home=home, shared=True)
-    assert "journal" in caught.value.message
+    assert "socket" in caught.value.message
     assert "server.log" in caught.value.hint
+    (home / "journal.sqlite3").write_text("this is no database")
+    with pytest.raises(HoldfastError) as caught:
+        Session(home=home, shared=True)
+    assert caught.value.code == "journal_lost", "the server's own error, with its hint"
+    assert "accept-loss" in caught.value.hint

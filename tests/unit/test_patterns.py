@@ -1,7 +1,9 @@
 """Which files a pattern means, and what finding them may cost."""
 
 import random
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 
 import pytest
@@ -104,3 +106,30 @@ def test_a_forecast_that_would_take_too_long_is_refused_as_well() -> None:
 def _all(means: Callable[[str], list[str]], patterns: list[str]) -> None:
     for pattern in patterns:
         means(pattern)
+
+
+@pytest.fixture
+def no_switches() -> Iterator[None]:
+    """Another thread goes on only where the running one lets it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1_000)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("no_switches")
+def test_other_threads_go_on_while_patterns_are_compared() -> None:
+    files = Files("d/" * 1_900 + f"x{i}" for i in range(300))
+    done, turns = threading.Event(), 0
+
+    def compare() -> None:
+        for i in range(4):
+            files.meant_by(f"**/q{i}*/**")
+        done.set()
+
+    comparing = threading.Thread(target=compare)
+    comparing.start()
+    while not done.wait(0.0001):
+        turns += 1
+    comparing.join()
+    assert turns > 100

@@ -12,7 +12,9 @@ from holdfast.errors import InvalidSetting
 from holdfast.model import Display, Recovery, Run, RunError
 from holdfast.visible import visible, visible_lines
 
-_EXIT_CODES = {"timeout": 124, "out_of_memory": 137, "killed": 137, "kernel_lost": 137, "interrupted": 130}
+_EXIT_CODES = {
+    "timeout": 124, "out_of_memory": 137, "disk_limit": 137, "killed": 137, "kernel_lost": 137, "interrupted": 130,
+}  # fmt: skip
 _BROKEN_PIPE = 141
 _MOST_LINES = 10
 _ERASE = "\r\x1b[2K"

@@ -431,7 +431,7 @@ def make_shell() -> GuestShell:
 
 def _use_command(shell: GuestShell, name: str) -> None:
     """`%pip` in an environment without the module `pip`: as `!pip`, which says what to do instead."""
-    own = shell.magics_manager.magics["line"][name]
+    own = shell.find_line_magic(name)  # IPython's table may hold a stand-in, which would find the one below
 
     def magic(line: str) -> None:
         if importlib.util.find_spec(name) is None:

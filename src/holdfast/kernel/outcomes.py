@@ -8,7 +8,7 @@ import msgspec
 from holdfast.kernel import wire
 from holdfast.kernel.happenings import Died
 
-StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "killed"]
+StopReason = Literal["timeout", "interrupted", "output_limit", "out_of_memory", "disk_limit", "killed"]
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

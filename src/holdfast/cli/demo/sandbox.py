@@ -57,8 +57,9 @@ attempt("read the memory of pid 1", lambda: open("/proc/1/mem", "rb"))
 attempt("become root", lambda: __import__("os").setuid(0))"""
 
 STRAY = """\
-import subprocess
-subprocess.Popen(["sleep", "1000"]);      # "I'll keep working in the background"\
+import subprocess, threading, time
+subprocess.Popen(["sleep", "1000"]);      # "I'll keep working in the background"
+threading.Thread(target=time.sleep, args=(1000,), name="sleeper", daemon=True).start()\
 """
 
 STILL_THERE = "import glob; sum(b'sleep' in open(path, 'rb').read() for path in glob.glob('/proc/[0-9]*/cmdline'))"
@@ -170,5 +171,5 @@ def stray(show: Show, session: Session) -> None:
     names = [f"{stray.name} ({stray.outcome})" for stray in run.strays]
     left = session.run(STILL_THERE).text
     show.say(f"left behind by the cell: [bold]{escape(', '.join(names)) or 'nothing'}[/bold]")
-    kept = names == ["sleep 1000 (killed)", "clock (frozen)"] and left == "0"
+    kept = names == ["sleep 1000 (killed)", "sleeper (frozen)"] and left == "0"
     show.promise("nothing runs in the background", f"{', '.join(names)}", kept)

@@ -42,8 +42,6 @@ Verb = Callable[[Transport], Awaitable[T]]
 
 _LATEST_RUNS = 10
 _MOST_CODES = 20
-_MANY_FILES = 1_000
-"""The event loop compares fewer with a pattern."""
 _STATE_IN_QUESTION = (StateMoved, SessionHalted, DiskFailed, DiskLimit, KernelStartFailed, ProcessStuck)
 """Errors after which a model has to know where the session stands."""
 _SESSION_GONE = (SessionClosed, SessionUnknown, ServerUnreachable)
@@ -259,9 +257,7 @@ async def _on_files(reached: Transport, call: Any) -> Answer:
 
 
 async def _meant_by(pattern: str, files: list[str]) -> list[str]:
-    if len(files) > _MANY_FILES:
-        return await anyio.to_thread.run_sync(lambda: Files(files).meant_by(pattern))
-    return Files(files).meant_by(pattern)
+    return await anyio.to_thread.run_sync(lambda: Files(files).meant_by(pattern))
 
 
 async def _recovery(seat: Seat) -> Recovery | None:
