@@ -381,8 +381,9 @@ def test_a_thread_that_lies_between_runs_costs_protection_at_most(session: Sessi
     for _ in range(3):
         run = in_time(session, "time.sleep(0.01)")
         assert run.memory != "lost" or run.unprotected
-    if session.generation == 1:
-        in_time(session, "stop.set(); liar.join()")  # else its last lie may be told in the run after
+    for _ in range(10):  # on a busy machine such a run may be killed for the lies; its snapshot has the thread as well
+        if session.generation > 1 or in_time(session, "stop.set(); liar.join()").error is None:
+            break
 
 
 def test_a_kernel_that_says_snapped_and_takes_none_is_unprotected(session: Session) -> None:
