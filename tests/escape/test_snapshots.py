@@ -187,14 +187,14 @@ def test_a_snapshot_whose_limits_were_lowered_wakes_or_is_missed(session: Sessio
     ],
 )
 def test_a_killed_snapshot_is_missed_and_replaced(session: Session, how: str) -> None:
-    run = attack(session, f"{how}\ntime.sleep(0.3)\nx = 2")
+    run = attack(session, f"{how}\nwhile others() != [1]: time.sleep(0.01)\nx = 2")
 
     assert "snapshot was killed" in (run.unprotected or "")
     assert_protected(session)
 
 
 def test_a_killed_snapshot_costs_memory_when_the_run_fails_and_only_then(session: Session) -> None:
-    run = in_time(session, "os.kill(-1, 9)\ntime.sleep(0.3)\nos._exit(1)")
+    run = in_time(session, "os.kill(-1, 9)\nwhile others() != [1]: time.sleep(0.01)\nos._exit(1)")
 
     assert (run.memory, run.generation) == ("lost", 2)
     assert "snapshot was killed" in (run.unprotected or "")
@@ -381,8 +381,9 @@ def test_a_thread_that_lies_between_runs_costs_protection_at_most(session: Sessi
     for _ in range(3):
         run = in_time(session, "time.sleep(0.01)")
         assert run.memory != "lost" or run.unprotected
-    if session.generation == 1:
-        in_time(session, "stop.set(); liar.join()")  # else its last lie may be told in the run after
+    for _ in range(10):  # on a busy machine such a run may be killed for the lies; its snapshot has the thread as well
+        if session.generation > 1 or in_time(session, "stop.set(); liar.join()").error is None:
+            break
 
 
 def test_a_kernel_that_says_snapped_and_takes_none_is_unprotected(session: Session) -> None:

@@ -318,9 +318,12 @@ def test_an_end_forged_for_the_next_cell_ends_it_no_sooner(laden: Session) -> No
         "    for turn in range(60, 100):\n"
         "        forged = msgspec.msgpack.encode({'type': 'Finished', 'turn': turn, 'count': 99, 'threads': []})\n"
         "        os.write(controls[0], b'\\x00' + forged)\n"
-        "threading.Thread(target=forge).start()"
+        "forger = threading.Thread(target=forge)\n"
+        "forger.start()"
     )
-    laden.run("time.sleep(0.5)")
+    for _ in range(5):  # a kernel that lies and is slow to end its cell is killed; its snapshot has the thread as well
+        if laden.run("forger.join()").error is None:
+            break
     answers = [laden.run("'answer ' + str(6 * 7)").text for _ in range(3)]
 
     assert answers == ["'answer 42'"] * 3

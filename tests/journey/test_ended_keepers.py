@@ -86,6 +86,27 @@ def test_a_run_that_ends_with_the_keeper_keeps_its_key(home: Path) -> None:
         assert session.run("time.sleep(20 if 'done' not in os.listdir() else 0)", key="innocent").status == "committed"
 
 
+def test_guests_mind_the_signals_that_the_host_was_started_to_ignore(home: Path) -> None:
+    """A shell does that to its background jobs, and nohup too."""
+    numbers = [signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2]
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        with Session(home=home, memory="256M") as session:
+            asked = session.run(
+                "import signal, subprocess\n"
+                f"numbers = {list(map(int, numbers))}\n"
+                "print(*(signal.getsignal(n).name for n in numbers), signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+                "print(*(subprocess.call(f'kill -{n} $$; echo lived', shell=True) for n in numbers))"
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    assert asked.stdout == f"SIG_DFL SIG_DFL SIG_DFL set()\n{' '.join(str(-number) for number in numbers)}\n"
+
+
 def test_a_keeper_may_end_again_and_again(home: Path) -> None:
     with Session(home=home, memory="256M") as session:
         for number in range(3):

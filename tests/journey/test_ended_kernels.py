@@ -85,7 +85,9 @@ def test_the_run_after_a_kernel_was_ended_has_all_variables(laden: Session, numb
 
 
 def test_the_run_after_the_snapshot_was_ended_is_protected(laden: Session) -> None:
-    end(snapshot_of(rest(laden)))
+    kernel = rest(laden)
+    end(snapshot_of(kernel))
+    assert not kernel.has_snapshot()  # also where it has not ended yet
 
     run = laden.run("kept.append('half'); import os; os._exit(3)")
 

@@ -204,7 +204,9 @@ class Kernel:
         return self._was_reset or is_unread(self._control)
 
     def has_snapshot(self) -> bool:
-        return self.snapshot is not None and self.sleeps(self.snapshot)
+        """One that was killed is none any more, though on a busy machine it takes a while to end."""
+        snapshot = self.snapshot
+        return snapshot is not None and self.sleeps(snapshot) and not procfs.is_to_die(snapshot.pid)
 
     def sleeps(self, snapshot: Snapshot) -> bool:
         return self._pidfds.lives(snapshot.pid)

@@ -32,6 +32,7 @@ _ZYGOTE = f"import sys; sys.path.append({mounts.PACKAGE_ROOT!r}); from holdfast.
 def main() -> None:
     """Make the outer namespaces, then keep them from a child that is their pid 1."""
     control, host, freezers = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    _mind_signals()
     try:
         namespaces.enter_outer(as_root=os.geteuid() == 0)
     except OSError as error:
@@ -40,6 +41,15 @@ def main() -> None:
     if os.fork() == 0:
         _keep(control, host, freezers)
     os._exit(0)
+
+
+def _mind_signals() -> None:
+    """Undo what the host inherited: a shell has its background jobs ignore SIGINT and SIGQUIT, and nohup SIGHUP. Guests
+    would inherit it from us, and live through signals that end a process elsewhere."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python itself ignores these
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _keep(control: socket.socket, host: int, freezers: int) -> None:
