@@ -20,7 +20,7 @@ import msgspec
 from holdfast.kernel import early, framing, wire
 from holdfast.kernel.attested import drain, hear_only_words, is_unread, number_inside, receive
 from holdfast.kernel.beds import Beds
-from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed, Snapshot
+from holdfast.kernel.happenings import INIT_GONE, SOCKET_CLOSED, Died, Gone, Happening, Pressed, Printed, Snapshot
 from holdfast.kernel.pidfds import Pidfds
 from holdfast.kernel.tracebacks import Tracebacks
 from holdfast.kernel.waiting import readable, watch
@@ -385,7 +385,7 @@ class Kernel:
                 packet, pid = receive(self._control, framing.PACKET_BYTES + 1)
                 if not packet:
                     self._forget_socket(self._control)
-                    return [*messages, Gone("it closed its control socket")]
+                    return [*messages, Gone(SOCKET_CLOSED)]
                 self.pid = self.pid or self._pidfds.meet(pid)
                 body = self._assembler.feed(packet)
                 if body is not None:
@@ -397,7 +397,7 @@ class Kernel:
         except ConnectionResetError:
             self._was_reset = True
             self._forget_socket(self._control)
-            messages.append(Gone("it closed its control socket"))
+            messages.append(Gone(SOCKET_CLOSED))
         except framing.ProtocolViolation as violation:
             self._forget_socket(self._control)
             messages.append(Gone(f"it broke the protocol ({violation})"))
@@ -410,7 +410,7 @@ class Kernel:
                 report, pid = receive(self._reports, _REPORT.size)
                 if len(report) < _REPORT.size:
                     self._forget_socket(self._reports)
-                    return [*deaths, Gone("its pid 1 is gone")]
+                    return [*deaths, Gone(INIT_GONE)]
                 self.init_pid = self.init_pid or self._pidfds.meet(pid)
                 reaped, status = _REPORT.unpack(report)
                 if self._reaped is not None:

@@ -15,7 +15,7 @@ import anyio
 from holdfast.config import Limits
 from holdfast.kernel import wire
 from holdfast.kernel.client import Kernel
-from holdfast.kernel.happenings import Died, Gone, Happening, Pressed, Printed
+from holdfast.kernel.happenings import INIT_GONE, SOCKET_CLOSED, Died, Gone, Happening, Pressed, Printed
 from holdfast.kernel.outcomes import Guard, Outcome, Stop
 from holdfast.kernel.output import RunOutput
 from holdfast.kernel.saves import TOO_LATE, OnSave, Saves
@@ -217,13 +217,18 @@ class Conduct:
             printed=self.output.logged_bytes > 0,
             duration_s=time.monotonic() - self._started,
             begun=begun,
-            lost_init=self._finished is None and self._died is None and self._kernel.lost_init(),
+            lost_init=self._has_lost_init(),
         )
 
     def _has_begun(self) -> bool:
         """A kernel that died with the request unread has run nothing of it. Once we have sent more than the request,
         that can be what is unread."""
         return self._was_sent and (self._replied or not self._kernel.has_unread())
+
+    def _has_lost_init(self) -> bool:
+        """A kernel that broke the rules was ended for that, whatever else ended with it."""
+        ended_by_itself = self._gone in (None, SOCKET_CLOSED, INIT_GONE)
+        return self._finished is None and self._died is None and ended_by_itself and self._kernel.lost_init()
 
     async def _next(self) -> list[Happening]:
         eager, self._eager = self._eager, False

@@ -20,6 +20,9 @@ class Died(msgspec.Struct, frozen=True):
     status: int
 
 
+SOCKET_CLOSED, INIT_GONE = "it closed its control socket", "its pid 1 is gone"
+
+
 class Gone(msgspec.Struct, frozen=True):
     """The kernel can no longer be talked to, and nobody reported its death."""
 
