@@ -167,7 +167,9 @@ class _Transaction:
 
     async def _execute(self, emit: Emit | None, ask: Ask | None, *, meanwhile: Meanwhile = nothing) -> Execution:
         execution = await self._try_to_execute(emit, ask, meanwhile)
-        if execution.outcome.is_unstarted and execution.given_up is None and await self._has_another_kernel(execution):
+        # A thread that an earlier run left may have read the request without Linux counting it, and sent something.
+        may_begin_anew = execution.outcome.is_unstarted and execution.given_up is None and not self.departures.sent
+        if may_begin_anew and await self._has_another_kernel(execution):
             execution = await self._try_to_execute(emit, ask, nothing)
         return self.departures.explained(execution)
 
