@@ -102,8 +102,7 @@ def of_keeper(at: float) -> str:
 
 def between_runs(deaths: Sequence[Died | Gone], *, lost_init: bool, after: float, found: float) -> str:
     """How a kernel ended that had nothing to do, and when: after it was seen alive, and before it was found dead."""
-    reported = any(isinstance(death, Died) for death in deaths)  # pid 1 ends by itself without children
-    how = _INIT if lost_init and not reported else f"the kernel was ended ({_how(deaths)})"
+    how = _INIT if lost_init else f"the kernel was ended ({_how(deaths)})"
     return f"{how} between two runs: after {_when(after)} and before {_when(found)}"
 
 

@@ -309,9 +309,8 @@ class Computer:
         kernel = self.kernel
         if (at := self._keeper_ended_at()) is not None:
             return of_keeper(at)
-        return between_runs(
-            kernel.note_deaths(), lost_init=kernel.lost_init(), after=self._seen_alive, found=time.time()
-        )
+        lost_init = kernel.lost_init()
+        return between_runs(kernel.note_deaths(), lost_init=lost_init, after=self._seen_alive, found=time.time())
 
     async def give_up_kernel(self) -> None:
         """End a kernel that is not fit for another run; if it was dead already, it is known of what."""

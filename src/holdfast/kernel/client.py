@@ -178,8 +178,11 @@ class Kernel:
         return not (self.is_alive() and self._pidfds.lives(self.init_pid)) or early.is_lost(self._early)
 
     def lost_init(self) -> bool:
-        """The session's pid 1 has ended, and every process of the session with it."""
-        return not self._pidfds.lives(self.init_pid)
+        """The session's pid 1 was ended, and every process of the session with it. Without a child it also ends by
+        itself, but not before it has reported the kernel's end."""
+        if self._pidfds.lives(self.init_pid):
+            return False
+        return not any(isinstance(death, Died) for death in self.note_deaths())
 
     def doomed(self) -> set[int]:
         """Those of the kernel, its pid 1 and its snapshot that live only because they are frozen: a signal waits for
