@@ -44,6 +44,8 @@ _STILL_S = 0.2
 """For a running session to freeze. On cgroup v1 whoever waits for memory does not, and only a guard gives him some."""
 _DYING_S = 2.0
 """For a process that was killed while it was frozen to end when it is thawed."""
+_TOLD_S = 0.5
+"""For the first process to tell how the kernel ended."""
 _QUICK_S = 10.0
 """For what the guest answers by itself: names, completions, re-opening its files."""
 
@@ -296,6 +298,7 @@ class Computer:
         doomed = kernel.doomed()
         self.thaw()
         await kernel.wait_dead(doomed, _DYING_S)
+        await kernel.wait_told(_TOLD_S)
         kernel.note_deaths()
         if not kernel.is_lost() and kernel.pid not in kernel.doomed():
             return None
@@ -317,6 +320,7 @@ class Computer:
         if self.now is not None and (
             self._keeper_ended_at() is not None or self.now.kernel.is_lost() or self.now.kernel.doomed()
         ):
+            await self.now.kernel.wait_told(_TOLD_S)
             self.died = self._death()
         await self.end_kernel()
 

@@ -191,11 +191,19 @@ class Kernel:
         return {pid for pid in pids if procfs.is_to_die(pid)}
 
     async def wait_dead(self, pids: set[int], timeout_s: float) -> None:
-        """Until these have ended, which are thawed by now, and their ends are known here."""
+        """Until these have ended, which are thawed by now."""
         with anyio.move_on_after(timeout_s):
-            while any(self._pidfds.lives(pid) for pid in pids) or (self.is_lost() and not self.note_deaths()):
+            while any(self._pidfds.lives(pid) for pid in pids):
                 await readable(self._epoll.fileno(), _LOOK_AGAIN_S)
                 self.note_deaths()
+
+    async def wait_told(self, timeout_s: float) -> None:
+        """If the kernel is lost, until pid 1 has told how it ended: its socket is closed a moment before that."""
+        with anyio.move_on_after(timeout_s):
+            while self.is_lost() and self._pidfds.lives(self.init_pid):
+                if any(isinstance(death, Died) for death in self.note_deaths()):
+                    return
+                await readable(self._epoll.fileno(), _LOOK_AGAIN_S)
 
     def note_deaths(self) -> list[Died | Gone]:
         """What is known of the kernel's end. It stays known until another takes its place."""
