@@ -76,7 +76,6 @@ class Computer:
         self.stops = Stops()
         self._at_rest = False
         """Frozen until the next turn."""
-        self._forked_at = 0.0
         self._seen_alive = 0.0
         """When the kernel was alive for sure."""
         self.died = ""
@@ -105,7 +104,6 @@ class Computer:
         """A fresh kernel in place of the present one, if any, on a fresh layer."""
         await self.end_kernel()
         await self.staging.lay()
-        self._forked_at = time.time()
         self.now = await self._node.fork(
             self.environment, session=self._session, ids=self.ids, limits=self.limits, stage=self.staging.name,
             shared=self.workspace.shared, past_proxy=self.way.past_proxy,
@@ -276,7 +274,7 @@ class Computer:
 
     def _let_die(self, incarnation: Incarnation) -> bool:
         """If its keeper has ended: frozen, what is left of it would keep its memory, and the keeper from ending."""
-        if is_doomed := self._node.is_doomed(self._forked_at):
+        if is_doomed := self._node.is_doomed(incarnation.keeper):
             incarnation.cgroup.thaw()
         return is_doomed
 
@@ -306,7 +304,7 @@ class Computer:
 
     def _keeper_ended_at(self) -> float | None:
         """If the kernel ended with it."""
-        return self._node.keeper_ended_since(self._forked_at)
+        return None if self.now is None else self._node.keeper_ended_at(self.now.keeper)
 
     def _death(self) -> str:
         kernel = self.kernel

@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tests.journey.kernels import wait_until
 from tests.lean import lean_home
 
 from holdfast import Session
@@ -129,6 +131,21 @@ def test_without_another_keeper_the_error_says_so_and_names_no_code(home: Path) 
         refused = session.run("x", key="innocent")
         assert refused.error is not None
         assert (refused.error.code, refused.memory) == ("kernel_lost", "lost")
+
+
+def test_a_clock_that_is_set_back_lets_no_new_kernel_look_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session(home=home, memory="256M") as session:
+        fast = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic, sleep=time.sleep)
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.nodes.local.time", fast)
+            kill_keeper(session)
+            session.run("x = 1")
+
+        session.run("x = 2")
+        run = session.run("x")
+        assert (run.text, run.kernel_replaced) == ("2", "")
+        cgroup = session._session._transport._session.computer.now.cgroup
+        assert wait_until(lambda: cgroup.wait_frozen(0)), "it does not run in between"
 
 
 def test_a_server_goes_on_with_another_keeper(serving: Any, tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ class Incarnation(msgspec.Struct, frozen=True):
     meminfo: int
     """The file that it sees as /proc/meminfo."""
     cap_bytes: int
+    keeper: int
+    """The number of the keeper below which it lives."""
     listener: socket.socket | None = None
     """In its network, where it finds our proxy; None: it has no way out."""
 
@@ -103,7 +105,8 @@ class LocalNode:
         """Readable when the keeper has ended."""
         self._forked: WeakSet[cgroups.Cgroup] = WeakSet()
         """Of the sessions."""
-        self._keeper_ended_at = 0.0
+        self._keeper_ends: list[float] = []
+        """When keepers ended, in order. Keepers are counted, as a clock may be set back."""
         self._reviving: asyncio.Task[None] | None = None
         self.beyond_help = asyncio.Event()
         """The keeper ended, and no other could be started. Each request tries it again."""
@@ -135,22 +138,22 @@ class LocalNode:
         """While it ends, processes below it may still have its socket open. Nobody else has its pipe."""
         return self._keeper is not None and self._alive is not None and not self._keeper.is_broken()
 
-    def is_doomed(self, forked_at: float) -> bool:
-        """Whether what was forked then is to end with a keeper whose end is known."""
-        return self._keeper_ended_at > forked_at
+    def is_doomed(self, keeper: int) -> bool:
+        """Whether this keeper has ended, so that what was forked below it ends too."""
+        return keeper < len(self._keeper_ends)
 
-    def keeper_ended_since(self, at: float) -> float | None:
-        """When the keeper ended that was there at a time; None: it is there still."""
+    def keeper_ended_at(self, keeper: int) -> float | None:
+        """None: it is there still."""
         if not self.has_keeper:
             self._note_keeper_end()
-        return self._keeper_ended_at if self._keeper_ended_at > at else None
+        return self._keeper_ends[keeper] if self.is_doomed(keeper) else None
 
     def _note_keeper_end(self) -> None:
         """Every process below it was killed with it. On cgroup v1 the frozen ones end only when they are thawed."""
         if self._alive is None:
             return
         self._forget_alive()
-        self._keeper_ended_at = time.time()
+        self._keeper_ends.append(time.time())
         for cgroup in list(self._forked):
             with suppress(OSError):  # removed meanwhile
                 cgroup.thaw()
@@ -246,14 +249,14 @@ class LocalNode:
             shared=self._shared(shared, SHARED, guest=ids.file_owner), past_proxy=past_proxy,
         )  # fmt: skip
         try:
-            kernel, meminfo, listener = await self._fork_kernel(environment, request, cgroup)
+            kernel, keeper, meminfo, listener = await self._fork_kernel(environment, request, cgroup)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await discard(cgroup)
             raise
         cgroup.attach(kernel.init_pid)
         self._forked.add(cgroup)
-        return Incarnation(kernel, cgroup, meminfo, limits.memory_bytes, listener)
+        return Incarnation(kernel, cgroup, meminfo, limits.memory_bytes, keeper, listener)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -315,12 +318,13 @@ class LocalNode:
 
     async def _fork_kernel(
         self, environment: Environment, request: wire.ForkSession, cgroup: cgroups.Cgroup
-    ) -> tuple[Kernel, int, socket.socket | None]:
+    ) -> tuple[Kernel, int, int, socket.socket | None]:
         kernel, guest_fds = _make_kernel()
         guest_fds += cgroup.join_fds()
         received: list[int] = []
         try:
-            received += await self._ask_zygote(environment, request, guest_fds)
+            keeper, answer = await self._ask_zygote(environment, request, guest_fds)
+            received += answer
             if len(received) != 1 + (request.past_proxy is not None):
                 raise LineBroken(f"{len(received)} descriptors came with it")
             with anyio.fail_after(_FORK_TIMEOUT_S):
@@ -339,17 +343,22 @@ class LocalNode:
             for fd in guest_fds:
                 os.close(fd)
         meminfo, *listeners = received
-        return kernel, meminfo, next(map(_listener, listeners), None)
+        return kernel, keeper, meminfo, next(map(_listener, listeners), None)
 
-    async def _ask_zygote(self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]) -> list[int]:
+    async def _ask_zygote(
+        self, environment: Environment, request: wire.ForkSession, guest_fds: list[int]
+    ) -> tuple[int, list[int]]:
+        """The number of its keeper, and what it answers with."""
         zygote = await self._zygote(environment)
         try:
             try:
-                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                keeper = len(self._keeper_ends)
+                return keeper, await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
             except LineBroken:
                 # The zygote died: running sessions go on without it, and new ones come from its successor.
                 zygote = await self._zygote(environment)
-                return await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
+                keeper = len(self._keeper_ends)
+                return keeper, await zygote.ask(request, guest_fds, timeout_s=_FORK_TIMEOUT_S)
         except TimeoutError:
             zygote.close()  # a late answer, with its listener, would be taken for the next session's
             raise
