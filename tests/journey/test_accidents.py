@@ -477,13 +477,19 @@ def written(tmp_path_factory: pytest.TempPathFactory, lean: Path) -> tuple[Path,
     return home, owner.session
 
 
-@pytest.mark.parametrize("pattern", PATHS)
-def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
-    home: Path, lean: Path, written: tuple[Path, str], pattern: str
-) -> None:
+@pytest.fixture
+def session(home: Path, written: tuple[Path, str]) -> str:
+    """A copy of that home is the test's; its session."""
     made, session = written
     remove_tree(home)
     copy(made, home)
+    return session
+
+
+@pytest.mark.parametrize("pattern", PATHS)
+def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
+    home: Path, lean: Path, session: str, pattern: str
+) -> None:
     delete_at(home, pattern)
 
     owner = Owner(home, lean, session)
@@ -507,11 +513,8 @@ def test_what_is_deleted_while_the_home_is_stopped_is_mended_or_named(
 
 @pytest.mark.parametrize("pattern", PATHS)
 def test_what_is_deleted_while_the_home_lives_is_mended_or_named(
-    home: Path, lean: Path, written: tuple[Path, str], pattern: str
+    home: Path, lean: Path, session: str, pattern: str
 ) -> None:
-    made, session = written
-    remove_tree(home)
-    copy(made, home)
     owner = Owner(home, lean, session)
     owner.do("s.names()")  # nothing of the start is left to do
     delete_at(home, pattern)
